@@ -4,7 +4,8 @@ use anyhow::bail;
 use wornpath_config::authority;
 
 /// Refuses an invalid engine address, by the rules of the configuration. Addresses appear in logs,
-/// metrics and headers, so one with a user or a password is refused, and the error does not show it.
+/// metrics and headers, so one with a user or a password is refused, and the error does not show
+/// it.
 pub(crate) fn check(option: &str, url: &str) -> anyhow::Result<()> {
     let Err(problem) = authority(url.trim_end_matches('/')) else { return Ok(()) };
     let shown = if url.contains('@') { "…" } else { url };

@@ -43,7 +43,8 @@ enum BatchCommand {
         /// Completion window, like 24h, 30m or 7d; lines that are not done by then expire
         #[arg(long, default_value = "24h")]
         window: String,
-        /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
+        /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed,
+        /// or embeddings
         #[arg(long)]
         identical_once: bool,
         /// Wait until the batch has ended; exits with 1 unless all lines were answered
@@ -54,8 +55,8 @@ enum BatchCommand {
     List,
     /// Wait until a batch has ended; exits with 1 unless all its lines were answered
     ///
-    /// Exits with 1 if a line failed, and if the batch expired or was cancelled. An unreachable gateway is retried for
-    /// a minute.
+    /// Exits with 1 if a line failed, and if the batch expired or was cancelled. An unreachable
+    /// gateway is retried for a minute.
     Watch {
         /// Id of the batch
         id: String,

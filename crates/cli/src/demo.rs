@@ -41,9 +41,9 @@ const COLD_LETTERS: usize = 6_000;
 
 /// Compare round-robin and cache-aware routing on simulated engines, then keep serving
 ///
-/// Starts engines and a gateway on free ports of this machine, sends the same chats and questions about documents
-/// under both policies, explains a decision, kills a pod, runs a batch, and then keeps serving about ten requests a
-/// second until ctrl-C. The dashboard is up from the start.
+/// Starts engines and a gateway on free ports of this machine, sends the same chats and questions
+/// about documents under both policies, explains a decision, kills a pod, runs a batch, and then
+/// keeps serving about ten requests a second until ctrl-C. The dashboard is up from the start.
 #[derive(Args)]
 pub(crate) struct DemoArguments {
     /// Number of simulated engines
@@ -52,7 +52,8 @@ pub(crate) struct DemoArguments {
     /// Requests sent under each policy
     #[arg(long, default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..))]
     requests: u32,
-    /// Exit after the comparison; the exit status is not 0 if a request failed or cache-aware was no better
+    /// Exit after the comparison; the exit status is not 0 if a request failed or cache-aware was
+    /// no better
     #[arg(long)]
     once: bool,
 }

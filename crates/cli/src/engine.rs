@@ -53,9 +53,9 @@ Examples:
 
 /// Serve simulated engines that speak OpenAI's and vLLM's APIs
 ///
-/// Each engine simulates continuous batching and a prefix cache: it answers with plain words, with the timing of a
-/// real engine of its profile, and can fail in all the ways real engines do. For testing routers, clients and
-/// dashboards without a GPU.
+/// Each engine simulates continuous batching and a prefix cache: it answers with plain words, with
+/// the timing of a real engine of its profile, and can fail in all the ways real engines do. For
+/// testing routers, clients and dashboards without a GPU.
 #[derive(Args)]
 #[command(after_long_help = MORE)]
 pub(crate) struct EngineArguments {

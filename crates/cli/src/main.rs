@@ -29,8 +29,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// A request makes dozens of allocations, and the system's allocator returns the pages of large ones
-/// to the kernel each time: with mimalloc a prompt of 32 KB costs a tenth less.
+/// A request makes dozens of allocations, and the system's allocator returns the pages of large
+/// ones to the kernel each time: with mimalloc a prompt of 32 KB costs a tenth less.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -11,8 +11,9 @@ use wornpath_events::{
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
 ///
-/// Batches keep the sequence numbers of their engine; each restart of an engine starts a new epoch. After an outage of
-/// the broker, the relay publishes what the broker missed, and everything that it keeps if the broker was wiped.
+/// Batches keep the sequence numbers of their engine; each restart of an engine starts a new epoch.
+/// After an outage of the broker, the relay publishes what the broker missed, and everything that
+/// it keeps if the broker was wiped.
 #[derive(Args)]
 pub(crate) struct RelayArguments {
     /// Pod and the publisher of its engine: NAME=zmq://host:port?replay=port; may be repeated

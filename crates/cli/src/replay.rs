@@ -22,11 +22,11 @@ use wornpath_sim::replay::{
 
 /// Replay a trace against simulated engines and compare routing profiles
 ///
-/// Runs in virtual time, with the routing and index code of the live server: hours of traffic take seconds.
-/// A trace has one JSON object a line: timestamp (ms), input_length, output_length and hash_ids (one per block,
-/// equal for equal prefixes), or timestamp, output_length and prompt or messages; sessions have session_id
-/// and, on later turns, delay (ms after the previous turn) in place of timestamp.
-/// Exits with 78 if a profile is invalid.
+/// Runs in virtual time, with the routing and index code of the live server: hours of traffic take
+/// seconds. A trace has one JSON object a line: timestamp (ms), input_length, output_length and
+/// hash_ids (one per block, equal for equal prefixes), or timestamp, output_length and prompt or
+/// messages; sessions have session_id and, on later turns, delay (ms after the previous turn) in
+/// place of timestamp. Exits with 78 if a profile is invalid.
 #[derive(Args)]
 pub(crate) struct ReplayArguments {
     /// Trace to replay

@@ -83,8 +83,8 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     }
 }
 
-/// Whether a restart would fail alike. An address in use or a store that is down may be available by
-/// then.
+/// Whether a restart would fail alike. An address in use or a store that is down may be available
+/// by then.
 fn is_of_configuration(error: &ServeError) -> bool {
     match error {
         ServeError::Settings(_) => true,
@@ -97,8 +97,8 @@ fn is_of_configuration(error: &ServeError) -> bool {
     }
 }
 
-/// Raises the limit on open files to what the system allows: every connection is an open file, and the
-/// default limit is too low for a server.
+/// Raises the limit on open files to what the system allows: every connection is an open file, and
+/// the default limit is too low for a server.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {

@@ -26,10 +26,11 @@ pub(crate) struct TraceArguments {
 enum TraceCommand {
     /// Write the requests that a gateway answers as a trace for `wornpath replay`
     ///
-    /// Of a prompt, only its length and a number for each of its blocks are written; prompts with a common prefix have
-    /// the same first numbers. The trace holds no text, and no hash that could be compared with one. A request is written
-    /// when it ends; requests without a complete answer are skipped and counted. The profile that routes the requests
-    /// must hash prompts, as all cache-aware profiles do.
+    /// Of a prompt, only its length and a number for each of its blocks are written; prompts with a
+    /// common prefix have the same first numbers. The trace holds no text, and no hash that could
+    /// be compared with one. A request is written when it ends; requests without a complete answer
+    /// are skipped and counted. The profile that routes the requests must hash prompts, as all
+    /// cache-aware profiles do.
     Record(RecordArguments),
 }
 
@@ -37,7 +38,8 @@ enum TraceCommand {
 struct RecordArguments {
     /// File to write the trace to; must not exist
     file: PathBuf,
-    /// Address of the gateway's admin plane (`listen.admin` of its configuration, or `serve --admin`)
+    /// Address of the gateway's admin plane (`listen.admin` of its configuration, or `serve
+    /// --admin`)
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
     admin: String,
     /// Token of the admin plane, if it requires one

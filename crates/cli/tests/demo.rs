@@ -31,7 +31,8 @@ fn the_demo_compares_policies_explains_and_loses_a_pod_but_no_request() {
     assert_eq!(cells(&shown, "failed requests"), ["0", "0"], "{shown}");
     assert!(shown.contains("0 failed requests; "), "{shown}");
     assert!(shown.contains("240 of 240 answered, 0 failed"), "{shown}");
-    // What was planned is what was done: the plan is that of the request, and not of another like it.
+    // What was planned is what was done: the plan is that of the request, and not of another like
+    // it.
     let after = |words: &str| {
         shown.split(words).nth(1).unwrap_or_else(|| panic!("no `{words}` in {shown}"))
     };

@@ -168,8 +168,9 @@ fn no_path_of_anybodys_machine_is_written_down() {
     }
 }
 
-/// Without the feature, floats in prompts differ from the engine's. Asked of cargo for the product alone: the build of a test has
-/// the features of all dev-dependencies too, so a test that parses a float could pass while the product lacks it.
+/// Without the feature, floats in prompts differ from the engine's. Asked of cargo for the product
+/// alone: the build of a test has the features of all dev-dependencies too, so a test that parses a
+/// float could pass while the product lacks it.
 #[test]
 fn the_product_reads_floats_to_the_last_digit_without_the_help_of_a_dev_dependency() {
     let tree = ["tree", "--frozen", "--package", "wornpath-cli", "--edges", "normal,build"];

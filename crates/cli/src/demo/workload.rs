@@ -1,8 +1,8 @@
 //! The demo's traffic: assistants with several turns, and questions about documents.
 //!
-//! All sessions of an assistant begin with its instructions, and all questions about a document with
-//! the document; some documents are more popular than others. A seed determines the sessions, and
-//! prompts determine the engines' answers, so every policy receives the same requests.
+//! All sessions of an assistant begin with its instructions, and all questions about a document
+//! with the document; some documents are more popular than others. A seed determines the sessions,
+//! and prompts determine the engines' answers, so every policy receives the same requests.
 
 use serde_json::{Value, json};
 use wornpath_routing::Rng;

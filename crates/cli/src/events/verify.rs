@@ -1,8 +1,8 @@
 //! `wornpath events verify`: do an engine's events match its cache?
 //!
-//! Subscribes as a router does, sends prompts with recurring prefixes, and compares the cached tokens
-//! that the events predict with those that the engine reports in `usage`. Prompts are lists of token
-//! ids, so no tokenizer is involved. No other client should use the engine meanwhile.
+//! Subscribes as a router does, sends prompts with recurring prefixes, and compares the cached
+//! tokens that the events predict with those that the engine reports in `usage`. Prompts are lists
+//! of token ids, so no tokenizer is involved. No other client should use the engine meanwhile.
 
 use crate::http::{Endpoint, HttpClient, TlsArguments};
 use anyhow::{Context, bail, ensure};
@@ -32,7 +32,8 @@ pub(super) struct VerifyArguments {
     /// Address of the engine, such as http://127.0.0.1:8000
     #[arg(long, value_name = "URL")]
     engine: String,
-    /// Publisher of the engine: zmq://host:port?replay=port; default: as listed at its /kv_event_sources
+    /// Publisher of the engine: zmq://host:port?replay=port; default: as listed at its
+    /// /kv_event_sources
     #[arg(long, value_name = "SOURCE")]
     from: Option<ZmqAddress>,
     /// Model; default: the first that the engine lists

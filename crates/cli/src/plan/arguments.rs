@@ -9,10 +9,11 @@ use std::path::PathBuf;
 
 /// Predict what planning a file of prompts would gain
 ///
-/// Reads one JSON object a line: an OpenAI batch line (custom_id, url, body), a body alone (messages, prompt or
-/// input), or a line of a trace (hash_ids, input_length, output_length). Simulates the file on engines in
-/// three ways: in file order, through the online router, and planned. No prompt is sent anywhere; with --pod, only
-/// the metrics of the engines are read. Of a file with more than 100000 requests, the first 100000 are simulated.
+/// Reads one JSON object a line: an OpenAI batch line (custom_id, url, body), a body alone
+/// (messages, prompt or input), or a line of a trace (hash_ids, input_length, output_length).
+/// Simulates the file on engines in three ways: in file order, through the online router, and
+/// planned. No prompt is sent anywhere; with --pod, only the metrics of the engines are read. Of a
+/// file with more than 100000 requests, the first 100000 are simulated.
 #[derive(Args)]
 pub(crate) struct PlanArguments {
     /// File of prompts

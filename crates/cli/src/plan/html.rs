@@ -1,6 +1,7 @@
 //! The report as a self-contained HTML page, with a drawing of the prefix forest.
 //!
-//! The drawing is an icicle: requests from left to right in planned order, shared blocks from top to bottom.
+//! The drawing is an icicle: requests from left to right in planned order, shared blocks from top
+//! to bottom.
 
 use super::report::{Drawn, PlanReport};
 use std::fmt::Write;

@@ -27,8 +27,8 @@ const ALL_LINTED_BYTES: usize = 32 << 20;
 const SIMULATED: usize = 100_000;
 const SIMULATED_BLOCKS: usize = 2 << 20;
 
-/// The requests of a file. It may be larger than memory: of each line only its chain of hashes is kept,
-/// on disk if there are too many.
+/// The requests of a file. It may be larger than memory: of each line only its chain of hashes is
+/// kept, on disk if there are too many.
 pub(super) struct Prompts {
     /// All requests, for planning.
     pub(super) queue: Queue,

@@ -1,4 +1,5 @@
-//! Progress bar of a replay, on standard error, so that tables can be piped, and only on a terminal.
+//! Progress bar of a replay, on standard error, so that tables can be piped, and only on a
+//! terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 

@@ -42,7 +42,8 @@ pub(crate) struct RunArguments {
     /// Write results in the order of the prompts, once all are complete
     #[arg(long)]
     pub(super) preserve_order: bool,
-    /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
+    /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or
+    /// embeddings
     #[arg(long)]
     pub(super) identical_once: bool,
     /// Limit of requests in flight per engine

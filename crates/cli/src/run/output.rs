@@ -76,8 +76,8 @@ pub(super) fn check_complete(
     Ok(())
 }
 
-/// Writes the results to `ordered` in the order of their prompts, atomically, and removes the unordered
-/// file.
+/// Writes the results to `ordered` in the order of their prompts, atomically, and removes the
+/// unordered file.
 pub(super) fn put_in_order(
     disk: &dyn Disk,
     paths: &ResultPaths,

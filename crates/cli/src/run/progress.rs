@@ -1,4 +1,5 @@
-//! Progress of a run: one line that is redrawn on a terminal. Elsewhere only problems are printed, once.
+//! Progress of a run: one line that is redrawn on a terminal. Elsewhere only problems are printed,
+//! once.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;

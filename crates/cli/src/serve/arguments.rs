@@ -34,7 +34,8 @@ pub(crate) struct ServeArguments {
     /// Address of an engine that decodes after another's prefill
     #[arg(long, value_name = "URL", num_args = 1..)]
     pub(super) decode: Vec<String>,
-    /// Routing profile: the name of a built-in profile or of one in the file, or the path of a .yaml file; default:
+    /// Routing profile: the name of a built-in profile or of one in the file, or the path of a
+    /// .yaml file; default:
     /// `cache-aware`. Overrides the profile of every route in the file
     #[arg(long, value_name = "NAME")]
     pub(super) policy: Option<String>,
@@ -47,24 +48,28 @@ pub(crate) struct ServeArguments {
     /// Address and port of the admin plane, for operators
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(super) admin: Option<SocketAddr>,
-    /// API key that clients must send; `NAME=KEY` also names its tenant, and overrides the key of a tenant of that name in
-    /// the file; may be repeated. A key that ends in `=` can be given without a name if it is long, as base64 is
+    /// API key that clients must send; `NAME=KEY` also names its tenant, and overrides the key of a
+    /// tenant of that name in the file; may be repeated. A key that ends in `=` can be given
+    /// without a name if it is long, as base64 is
     #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
     pub(super) api_key: Vec<String>,
-    /// File with the API key for the pods of --pod, --prefill and --decode; replaces the key of the client
+    /// File with the API key for the pods of --pod, --prefill and --decode; replaces the key of the
+    /// client
     #[arg(long, value_name = "FILE")]
     pub(super) pod_key_file: Option<PathBuf>,
     /// Isolate the cached prompts of tenants from each other
     #[arg(long)]
     pub(super) isolate_tenants: bool,
-    /// Folder with the model's tokenizer.json and tokenizer_config.json; `bytes` makes every byte a token
+    /// Folder with the model's tokenizer.json and tokenizer_config.json; `bytes` makes every byte a
+    /// token
     #[arg(long, value_name = "FOLDER")]
     pub(super) tokenizer: Option<String>,
-    /// Name of the model that --tokenizer belongs to, as engines list it; overrides tokenizer and block size of a model
-    /// of that name in the file
+    /// Name of the model that --tokenizer belongs to, as engines list it; overrides tokenizer and
+    /// block size of a model of that name in the file
     #[arg(long, value_name = "NAME", requires = "tokenizer")]
     pub(super) model: Option<String>,
-    /// Tokens per cache block of the engines; default: as in the file, else as in the engines' /metrics, else 16
+    /// Tokens per cache block of the engines; default: as in the file, else as in the engines'
+    /// /metrics, else 16
     #[arg(long, value_parser = numbers::block_size, requires = "tokenizer")]
     pub(super) block_size: Option<NonZeroUsize>,
     /// Worker threads; default: one per core
@@ -88,8 +93,8 @@ pub(crate) struct ServeArguments {
     /// Add the headers x-wornpath-pod and x-wornpath-reason to answers: which pod answered, and why
     #[arg(long)]
     pub(super) reveal_pods: bool,
-    /// Serve OpenAI's Files and Batches API, and store files and batches in this folder, or in a database that several
-    /// gateways share, at postgres://user:password@host:5432/name
+    /// Serve OpenAI's Files and Batches API, and store files and batches in this folder, or in a
+    /// database that several gateways share, at postgres://user:password@host:5432/name
     #[arg(long, value_name = "FOLDER", env = "WORNPATH_BATCHES", hide_env_values = true)]
     pub(super) batches: Option<String>,
     /// Log level: error, warn, info or debug

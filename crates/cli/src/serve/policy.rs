@@ -1,4 +1,5 @@
-//! The routing profile: `--policy` for every request, else the routes of the file, else the default.
+//! The routing profile: `--policy` for every request, else the routes of the file, else the
+//! default.
 //!
 //! `--policy` overrides the profile of every route, not only of those that match everything: a
 //! comparison of two policies must not compare one with itself. The routes stay, because a path that
@@ -40,8 +41,8 @@ pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow
     Ok(())
 }
 
-/// Sets the default profile without a file, and for a file that names no profile and chose its default
-/// without the tokenizer of the command line.
+/// Sets the default profile without a file, and for a file that names no profile and chose its
+/// default without the tokenizer of the command line.
 fn set_default(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
     let is_outdated = || {
         let mut models = settings.models.iter();

@@ -1,7 +1,7 @@
 //! Tenants from `--api-key`.
 //!
-//! A tenant's name appears in logs and routes, a key nowhere, so one must never be taken for the other:
-//! base64 ends in `=`, and the text before that is a secret. An ambiguous value is refused.
+//! A tenant's name appears in logs and routes, a key nowhere, so one must never be taken for the
+//! other: base64 ends in `=`, and the text before that is a secret. An ambiguous value is refused.
 
 use anyhow::{bail, ensure};
 use sha2::{Digest, Sha256};
@@ -12,8 +12,8 @@ use wornpath_routing::queue::Priority;
 /// A value of at least this length that ends in one `=` is a base64 key, not a name without a key.
 const MIN_BASE64_KEY: usize = 24;
 
-/// Adds the tenants of these keys: `KEY`, or `NAME=KEY`. A key without a name gets a number as its name.
-/// A tenant of the file gets the new key, and keeps its priority, weight and quota.
+/// Adds the tenants of these keys: `KEY`, or `NAME=KEY`. A key without a name gets a number as its
+/// name. A tenant of the file gets the new key, and keeps its priority, weight and quota.
 pub(super) fn set(keys: &[String], tenants: &mut Vec<TenantSettings>) -> anyhow::Result<()> {
     let mut given = Vec::new();
     for (number, key) in (1..).zip(keys) {

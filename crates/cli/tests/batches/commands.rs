@@ -35,7 +35,8 @@ fn a_gateway_with_a_path_is_refused_and_not_called_without_it() {
     assert!(said.contains("cannot reach the gateway"), "{said}");
 }
 
-/// A gateway that gives these answers, each on a connection of its own, and says what it was asked. An empty one is none.
+/// A gateway that gives these answers, each on a connection of its own, and says what it was asked.
+/// An empty one is none.
 fn gateway(answers: &'static [(u16, &'static str)]) -> (String, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

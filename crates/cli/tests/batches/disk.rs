@@ -7,7 +7,8 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A gateway whose folder has so many KiB. It sees that file system, and others only through its process.
+/// A gateway whose folder has so many KiB. It sees that file system, and others only through its
+/// process.
 struct Small {
     gateway: Gateway,
     inside: PathBuf,

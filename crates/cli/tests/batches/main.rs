@@ -1,4 +1,5 @@
-//! Batches through the real binary: the official client, and a gateway that is killed while they run.
+//! Batches through the real binary: the official client, and a gateway that is killed while they
+//! run.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
@@ -216,7 +217,8 @@ fn what_a_tenant_may_have_is_limited_and_the_plan_is_explained() {
     assert!(error.contains("your files may have 65536 bytes in all"), "{refused:?}");
 }
 
-/// Two gateways, one database: both run one batch, one of them is killed, and every line is published once.
+/// Two gateways, one database: both run one batch, one of them is killed, and every line is
+/// published once.
 #[cfg(feature = "postgres")]
 #[test]
 fn gateways_that_share_a_database_share_a_batch_and_survive_each_other() {

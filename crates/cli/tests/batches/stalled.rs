@@ -75,7 +75,8 @@ fn uploads_that_stand_still_keep_nobody_but_uploads_out_and_those_not_for_long()
     let engines = Served::start(&[]);
     let gateway = impatient(&engines, "crowd", "3s");
     let (mut standing, mut refused) = (Vec::new(), String::new());
-    // The first are given up after three seconds: on a slow machine it takes more of them to have no place left.
+    // The first are given up after three seconds: on a slow machine it takes more of them to have
+    // no place left.
     eventually("there is no place left", || {
         standing.extend((0..100).map(|_| begin(&gateway, "/v1/files", (10_000, FORM))));
         refused = upload(&gateway, 10);

@@ -1,4 +1,5 @@
-//! Two engines, a relay, two routers behind a broker and one that needs none; and clients that never stop asking.
+//! Two engines, a relay, two routers behind a broker and one that needs none; and clients that
+//! never stop asking.
 
 use crate::served::{Exchange, Served};
 use serde_json::{Value, json};
@@ -112,8 +113,8 @@ impl Fleet {
         std::thread::sleep(time);
     }
 
-    /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines that work are
-    /// known a moment later than they speak.
+    /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines
+    /// that work are known a moment later than they speak.
     pub(crate) fn agree(&self, what: &str) {
         let returned = Instant::now();
         self.resting.store(true, Relaxed);

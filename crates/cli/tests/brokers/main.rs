@@ -1,6 +1,7 @@
-//! Brokers through the whole of it: engines, a relay, a real broker and two routers, all as processes. Whatever becomes of
-//! the broker, requests are answered as if nothing had happened; and within five seconds of its return both routers
-//! know exactly what a third one knows that listens to the engines themselves.
+//! Brokers through the whole of it: engines, a relay, a real broker and two routers, all as
+//! processes. Whatever becomes of the broker, requests are answered as if nothing had happened; and
+//! within five seconds of its return both routers know exactly what a third one knows that listens
+//! to the engines themselves.
 #![cfg(any(feature = "nats", feature = "redis"))]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]

@@ -1,5 +1,5 @@
-//! Clients come first: what a batch costs them, in virtual time, with the router, the queue and the plan of the gateway;
-//! and once over real ports.
+//! Clients come first: what a batch costs them, in virtual time, with the router, the queue and the
+//! plan of the gateway; and once over real ports.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "ports live in real time")]
 #![allow(clippy::print_stdout, reason = "what clients wait is the result of these tests")]
@@ -67,7 +67,8 @@ fn turn(
     }
 }
 
-/// Clients' requests that come one after another at random, `per_second` of them: two thousand, or five minutes' worth.
+/// Clients' requests that come one after another at random, `per_second` of them: two thousand, or
+/// five minutes' worth.
 fn clients(per_second: f64) -> Trace {
     let seconds = (2_000.0 / per_second).min(300.0);
     let (mut dice, mut now, mut turns) = (Dice(42), 0.0, Vec::new());

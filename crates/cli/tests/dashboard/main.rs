@@ -1,4 +1,5 @@
-//! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under traffic.
+//! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under
+//! traffic.
 //!
 //! With `WORNPATH_SCREENSHOTS=1` the pictures under `docs/images/` are made anew.
 #![allow(clippy::print_stdout, reason = "what the browser saw is worth knowing")]

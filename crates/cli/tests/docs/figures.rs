@@ -1,4 +1,5 @@
-//! Figures in pages that come from kept runs: each is what its raw file says, and is written from there.
+//! Figures in pages that come from kept runs: each is what its raw file says, and is written from
+//! there.
 //!
 //! `<!-- gateway.txt; 1 KB, whole, 32 connections; nginx; 1 -->15.1<!-- -->` is, in `bench/results/gateway.txt` below the
 //! heading `1 KB, whole, 32 connections`, the first number behind `nginx` at the beginning of a line. Of several headings,
@@ -39,7 +40,8 @@ fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
     report(&wrong);
 }
 
-/// The page with every figure as its raw file has it, and how many there are; none if there are none.
+/// The page with every figure as its raw file has it, and how many there are; none if there are
+/// none.
 fn current(page: &Page, wrong: &mut Vec<String>) -> Option<(String, usize)> {
     let (mut text, mut rest, mut count) = (String::new(), page.text.as_str(), 0);
     while let Some((before, mark, after)) = next(rest) {

@@ -1,8 +1,10 @@
-//! What the pages say is true: commands run, configurations check, links lead somewhere, names exist.
+//! What the pages say is true: commands run, configurations check, links lead somewhere, names
+//! exist.
 //!
-//! A block in `sh` or `console` is run and one in `yaml` is checked, page by page, in order. One that cannot be
-//! says why, in a comment before it: `<!-- not run: needs a GPU -->`. `<!-- file: name -->` writes a block to a
-//! file first, `<!-- input: name -->` only writes it. Figures of kept runs name their raw files ([`figures`]).
+//! A block in `sh` or `console` is run and one in `yaml` is checked, page by page, in order. One
+//! that cannot be says why, in a comment before it: `<!-- not run: needs a GPU -->`. `<!-- file:
+//! name -->` writes a block to a file first, `<!-- input: name -->` only writes it. Figures of kept
+//! runs name their raw files ([`figures`]).
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "commands run in real time")]
 

@@ -1,4 +1,5 @@
-//! Markdown as far as the rules need it: blocks of code with their marks, spans of code, links, headings.
+//! Markdown as far as the rules need it: blocks of code with their marks, spans of code, links,
+//! headings.
 
 use std::fs;
 use std::path::{Path, PathBuf};

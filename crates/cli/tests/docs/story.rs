@@ -1,4 +1,5 @@
-//! A page as a shell script: its commands in order, in one folder of its own, against processes of its own.
+//! A page as a shell script: its commands in order, in one folder of its own, against processes of
+//! its own.
 
 use super::page::{Block, Mark, Page, root};
 use super::ports::{distance, moved};
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const WITHIN: Duration = Duration::from_secs(90);
 
-/// A process that was just started may not listen yet: `curl` tries again. What is refused fails, except where
-/// the page shows what is said.
+/// A process that was just started may not listen yet: `curl` tries again. What is refused fails,
+/// except where the page shows what is said.
 const PRELUDE: &str = r#"set -Eeuo pipefail
 at=start
 trap 'echo "$at: status $?: $BASH_COMMAND" >&2' ERR

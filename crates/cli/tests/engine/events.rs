@@ -49,7 +49,8 @@ impl Told {
 }
 
 impl Subscriber {
-    /// Subscribes, and waits until the engine's events arrive: a subscription takes its time to get there.
+    /// Subscribes, and waits until the engine's events arrive: a subscription takes its time to get
+    /// there.
     fn start(served: &Served) -> Self {
         let runtime = Runtime::new().unwrap();
         let events = served.engines[0].events.clone();
@@ -158,7 +159,8 @@ fn the_same_requests_store_and_evict_the_same_blocks_as_in_a_real_engine() {
     compare(&real, &ours);
 }
 
-/// Blocks with generated tokens have other names, because the model is another; everything else is equal.
+/// Blocks with generated tokens have other names, because the model is another; everything else is
+/// equal.
 fn compare(real: &[Told], ours: &[Told]) {
     let stored =
         |all: &[Told]| -> Vec<u64> { all.iter().flat_map(|told| told.stored.clone()).collect() };

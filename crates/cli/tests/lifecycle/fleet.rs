@@ -136,8 +136,8 @@ impl Fleet {
         Answer { pod, cached_tokens: response.cached_tokens() }
     }
 
-    /// A long answer that `pod` is busy with until this is dropped. The pod must hold the prompt, or is given it
-    /// straight before.
+    /// A long answer that `pod` is busy with until this is dropped. The pod must hold the prompt,
+    /// or is given it straight before.
     pub(crate) fn occupy(&self, pod: &str, body: &Value) -> Exchange {
         self.straight_to(pod, body);
         eventually("the pod holds it", || self.believed(body, pod) > 0);

@@ -1,5 +1,5 @@
-//! The life of a prefix, end to end through the binary: nobody holds it, one pod does, the pod evicts it, another one
-//! takes over; and what becomes of a pod that says nothing any more.
+//! The life of a prefix, end to end through the binary: nobody holds it, one pod does, the pod
+//! evicts it, another one takes over; and what becomes of a pod that says nothing any more.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
@@ -100,7 +100,8 @@ fn a_pod_that_says_nothing_is_guessed_at_within_its_room_and_that_is_said() {
         assert_eq!(fleet.events(home)["trust"], "guessed");
         assert_eq!(fleet.events(home)["guess"]["capacity_tokens"], 8000);
     }
-    // Room for two and a half prompts each: with three more on every pod, the first has been forgotten.
+    // Room for two and a half prompts each: with three more on every pod, the first has been
+    // forgotten.
     let home = homes[0].clone();
     fleet.others_leave(&home);
     for name in ["four", "five", "six"] {
@@ -129,7 +130,8 @@ fn a_router_that_starts_again_remembers_what_engines_still_hold_and_nothing_else
     eventually("all is known", || all_held(&fleet));
     let before = fleet.digests();
 
-    // Engines replay nothing now, but for the one batch that confirms: what is known then, the file knew.
+    // Engines replay nothing now, but for the one batch that confirms: what is known then, the file
+    // knew.
     fleet.start_again(|_| ());
     eventually("all pods are confirmed", || {
         ["p0", "p1", "p2"].iter().all(|pod| fleet.feed(pod)["checkpoint"] == "confirmed")

@@ -1,4 +1,5 @@
-//! The Dockerfile without Docker: what it copies exists, what it builds is there to run, and nobody is root.
+//! The Dockerfile without Docker: what it copies exists, what it builds is there to run, and nobody
+//! is root.
 
 use super::{read, root, takes};
 use std::fs;

@@ -1,4 +1,5 @@
-//! The manifests without a cluster: they are what Kubernetes takes, fit each other, and fit the binary.
+//! The manifests without a cluster: they are what Kubernetes takes, fit each other, and fit the
+//! binary.
 
 use super::yaml::parse;
 use super::{has, read, root, takes, wornpath};

@@ -25,7 +25,8 @@ fn the_unit_starts_with_options_that_exist_and_not_again_over_a_bad_configuratio
     assert!(!unit.contains("ExecStartPre"));
 }
 
-/// The defaults of `drain.lame_duck` and `drain.grace` stand in the reference page, which a test keeps current.
+/// The defaults of `drain.lame_duck` and `drain.grace` stand in the reference page, which a test
+/// keeps current.
 #[test]
 fn the_unit_waits_longer_for_the_end_than_draining_takes() {
     let page = read("docs/configuration.md");

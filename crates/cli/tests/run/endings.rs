@@ -33,7 +33,8 @@ fn killed_again_and_again_it_ends_with_every_line_once() {
     assert_eq!(job.lines()[..kept.len()], kept[..]);
 }
 
-/// Killed a moment after some line has been published; which one, and how long after, come from a seed.
+/// Killed a moment after some line has been published; which one, and how long after, come from a
+/// seed.
 #[test]
 fn killed_at_random_moments_it_ends_with_every_line_once() {
     let engines = Served::start_at("10", &["--engines", "2"]);

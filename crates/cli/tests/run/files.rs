@@ -109,8 +109,8 @@ impl Job {
         text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
     }
 
-    /// Lines of the output that the log has too, and that therefore stay: those that stood there before its next entry,
-    /// or when there was nothing more to publish.
+    /// Lines of the output that the log has too, and that therefore stay: those that stood there
+    /// before its next entry, or when there was nothing more to publish.
     pub(crate) fn logged_lines(&self) -> Vec<String> {
         let entries = || std::fs::metadata(self.beside(".progress")).map_or(0, |log| log.len());
         let (lines, before) = (self.lines(), entries());

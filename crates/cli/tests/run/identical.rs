@@ -4,7 +4,8 @@ use crate::files::Job;
 use crate::served::Served;
 use serde_json::{Value, json};
 
-/// Five questions, asked in turns; the last of them without saying that its answer is deterministic.
+/// Five questions, asked in turns; the last of them without saying that its answer is
+/// deterministic.
 fn lines(count: usize) -> impl Iterator<Item = Value> {
     (0..count).map(|number| {
         let question = number % 5;
@@ -80,9 +81,9 @@ fn killed_among_its_copies_a_run_ends_with_every_line_once() {
     let output = job.run(&engines, &["--resume", "--identical-once"]);
     assert!(output.is(0), "{output:?}");
     assert_eq!(job.ids(), (0..6_000).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>());
-    // Four questions and 1,200 lines; and at each death what was in the air, or answered and in the group of at most
-    // 1,024 lines that was being gathered and synced: one in five of them. Who computed published lines again would
-    // need two thousand more.
+    // Four questions and 1,200 lines; and at each death what was in the air, or answered and in the
+    // group of at most 1,024 lines that was being gathered and synced: one in five of them. Who
+    // computed published lines again would need two thousand more.
     let most = 1_204 + 256 * deaths.len();
     assert!(computed(&engines) <= most, "{} of at most {most}", computed(&engines));
 }

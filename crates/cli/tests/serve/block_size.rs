@@ -1,4 +1,5 @@
-//! The block size that engines report: taken where none is configured, and compared where one is, before the first request.
+//! The block size that engines report: taken where none is configured, and compared where one is,
+//! before the first request.
 
 use crate::gateway::{Gateway, eventually, folder};
 use crate::recorder::Recorder;
@@ -31,7 +32,8 @@ fn before_it_is_up(gateway: &Gateway, words: &[&str]) -> usize {
     lines.filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
-/// Prompts that end everywhere in a block, each twice: the second time as much is cached as is predicted.
+/// Prompts that end everywhere in a block, each twice: the second time as much is cached as is
+/// predicted.
 fn must_come_true(gateway: &Gateway) {
     let last = || gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
     for length in (33..=97).step_by(8) {

@@ -1,5 +1,5 @@
-//! What the admin plane answers is what its description says: no field is missing, none is of another type, and none is
-//! left out of the description.
+//! What the admin plane answers is what its description says: no field is missing, none is of
+//! another type, and none is left out of the description.
 
 use crate::gateway::{Gateway, eventually, folder};
 use crate::served::Served;
@@ -14,7 +14,8 @@ struct Described {
 }
 
 impl Described {
-    /// What is wrong with an answer, as far as these words of JSON Schema say; an object has no other fields than those.
+    /// What is wrong with an answer, as far as these words of JSON Schema say; an object has no
+    /// other fields than those.
     fn check(&mut self, schema: &Value, answer: &Value, at: &str) -> Result<(), String> {
         let wrong = |what: &str| Err(format!("{at}: {what}, found {answer}"));
         if let Some(name) = schema["$ref"].as_str() {
@@ -78,8 +79,8 @@ impl Described {
     }
 }
 
-/// A gateway before an engine that tells what it holds, one that does not and one that is away, with traffic and a batch behind it; and
-/// the batch's id.
+/// A gateway before an engine that tells what it holds, one that does not and one that is away,
+/// with traffic and a batch behind it; and the batch's id.
 fn world(engines: &Served) -> (Gateway, String) {
     let (told, silent) = (&engines.engines[0], &engines.engines[1]);
     let kept = folder("described_batches");

@@ -1,5 +1,5 @@
-//! What clients and operators meet at the edges: signals, names, paths and methods that are not for everybody,
-//! streams that only seem to end.
+//! What clients and operators meet at the edges: signals, names, paths and methods that are not for
+//! everybody, streams that only seem to end.
 
 use crate::gateway::{Gateway, eventually, folder, refused};
 use crate::recorder::Recorder;
@@ -84,8 +84,8 @@ fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
     assert!(gateway.get("/health").header("x-request-id").is_some());
 }
 
-/// An engine that answers every post with these pieces and closes the connection: that is how its answer ends, unless
-/// it comes in chunks.
+/// An engine that answers every post with these pieces and closes the connection: that is how its
+/// answer ends, unless it comes in chunks.
 fn closing(kind: &'static str, is_chunked: bool, pieces: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,5 +1,5 @@
-//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens: its memory stays
-//! below 512 MiB at every moment, and clients are answered meanwhile.
+//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens:
+//! its memory stays below 512 MiB at every moment, and clients are answered meanwhile.
 
 use crate::gateway::{Gateway, eventually};
 use crate::served::Served;
@@ -16,8 +16,8 @@ use wornpath_index::{EngineHash, IndexLimits};
 /// Blocks in a batch, of one token each.
 const RUN: usize = 8192;
 const MOST_MEMORY: f64 = 512.0;
-/// What half of the requests meanwhile take at most: far more than they need, and less than they took when the thread that
-/// listens to engines also opened the door.
+/// What half of the requests meanwhile take at most: far more than they need, and less than they
+/// took when the thread that listens to engines also opened the door.
 const MOST_WAITED: Duration = Duration::from_millis(100);
 
 /// A batch of blocks that no other batch has.

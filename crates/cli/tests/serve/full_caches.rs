@@ -1,6 +1,6 @@
-//! Engines whose caches are full and stay full: every block that comes evicts another, for thousands of
-//! requests. The router's table of each engine's blocks then stays at one size while all of its content
-//! changes, also at sizes just below those at which such tables grow.
+//! Engines whose caches are full and stay full: every block that comes evicts another, for
+//! thousands of requests. The router's table of each engine's blocks then stays at one size while
+//! all of its content changes, also at sizes just below those at which such tables grow.
 
 use crate::gateway::Gateway;
 use crate::served::Served;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 const ASK: &str = "/v1/completions";
 
-/// Simulated engines behind a gateway: prefill pods, of which the first is preferred, and as the last one a decode pod.
+/// Simulated engines behind a gateway: prefill pods, of which the first is preferred, and as the
+/// last one a decode pod.
 struct Split {
     engines: Served,
     gateway: Gateway,
@@ -113,8 +114,8 @@ fn a_load_that_fails_is_hidden_from_clients_of_every_interface() {
             assert_eq!(answer.status, 200, "{path} {stream}: {text}");
             assert!(!text.contains("Internal") && !text.contains("event: error"), "{path}: {text}");
             assert!(text.contains("output_tokens") || text.contains("finish_reason"), "{text}");
-            // Simulated engines name what they computed in OpenAI's interfaces only; in the others the decode
-            // pod computes the prompt itself.
+            // Simulated engines name what they computed in OpenAI's interfaces only; in the others
+            // the decode pod computes the prompt itself.
             if [ASK, "/v1/chat/completions"].contains(&path) {
                 assert_eq!(answer.header("x-wornpath-degraded"), None, "{path} {stream}");
             }

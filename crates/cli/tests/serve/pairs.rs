@@ -6,7 +6,8 @@ use crate::served::Response;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Two pods of each role, of which the first is tried first, and a gateway that always needs both roles.
+/// Two pods of each role, of which the first is tried first, and a gateway that always needs both
+/// roles.
 struct Pairs {
     prefill: [Recorder; 2],
     decode: [Recorder; 2],

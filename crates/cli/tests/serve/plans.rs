@@ -1,4 +1,5 @@
-//! What pods are really sent: fields that plans add, headers that stay here, steps that start together.
+//! What pods are really sent: fields that plans add, headers that stay here, steps that start
+//! together.
 
 use crate::gateway::{Gateway, eventually};
 use crate::recorder::Recorder;

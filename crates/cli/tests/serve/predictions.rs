@@ -56,7 +56,8 @@ fn a_pod_that_sends_no_events_although_it_should_is_reported_in_log_metric_and_a
     assert_eq!(doubtful(&gateway), json!([name]));
 }
 
-/// Without events the router goes by what it sent for ten seconds, which comes true for any repeat, whatever its tokens are.
+/// Without events the router goes by what it sent for ten seconds, which comes true for any repeat,
+/// whatever its tokens are.
 #[test]
 fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
     let engines = Served::start(&["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"]);
@@ -69,7 +70,8 @@ fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
     eventually("all are counted", || {
         metric("predictions_checked_total") + metric("predictions_speculative_total") == 40
     });
-    // Of the first nothing was predicted; no others began anew unless ten seconds passed between two.
+    // Of the first nothing was predicted; no others began anew unless ten seconds passed between
+    // two.
     let checked = metric("predictions_checked_total");
     assert!((1..4).contains(&checked), "{checked}");
     assert_eq!(metric("cached_tokens_predicted_total"), 0, "nothing that was checked had a hit");

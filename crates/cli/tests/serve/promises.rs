@@ -1,6 +1,7 @@
 //! Which test shows which promise about faults, and promises that need a test of their own.
 //!
-//! The rows are those of all faults that a router may meet; what is about events and batches is shown where those are.
+//! The rows are those of all faults that a router may meet; what is about events and batches is
+//! shown where those are.
 
 use crate::gateway::{Gateway, eventually};
 use crate::served::{Exchange, Served};

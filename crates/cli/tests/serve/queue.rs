@@ -8,7 +8,8 @@ const ASK: &str = "/v1/completions";
 const LONG: &str =
     r#"{"prompt": "long", "max_tokens": 100000, "ignore_eos": true, "stream": true}"#;
 
-/// One engine that is slow enough to be busy, and a profile by which it takes one request at a time.
+/// One engine that is slow enough to be busy, and a profile by which it takes one request at a
+/// time.
 fn busy(test: &str, hold: &str, more: &str) -> (Served, Gateway) {
     let engines = Served::start_at("1", &["--model", "m"]);
     let text = format!(
@@ -210,7 +211,8 @@ fn a_retry_waits_in_the_queue_as_everybody_does() {
     eventually("both work", || {
         [0, 1].iter().all(|at| engines.metric(*at, "vllm:num_requests_running") as u64 == 1)
     });
-    // The one that has not begun to answer dies: its request waits for the other pod, which is busy.
+    // The one that has not begun to answer dies: its request waits for the other pod, which is
+    // busy.
     let busy = usize::from(head.contains(&engines.engines[1].http));
     engines.control("POST", &format!("/engines/{}/crash", 1 - busy), "");
     eventually("it waits", || gateway.metric("wornpath_queue_waiting") as u64 == 1);

@@ -75,7 +75,8 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
     assert!(lines[..12].iter().all(|line| output(line) == 3), "{text}");
     assert!(output(&lines[12]) > 0, "a stream without `usage` is counted by its pieces");
 
-    // As slowly as the engines here are fast, so that no request comes before the last one has ended.
+    // As slowly as the engines here are fast, so that no request comes before the last one has
+    // ended.
     let json = file.with_extension("json");
     let block_size = said.split("--block-size ").nth(1).unwrap().split(' ').next().unwrap();
     let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/cache-aware.yaml");

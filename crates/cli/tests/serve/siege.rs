@@ -1,5 +1,6 @@
-//! Clients that mean no good, or far too much: ten thousand that never finish, fifty that send a hundred megabytes at
-//! once, requests for hours; and secrets that must not show anywhere. `WORNPATH_SOAK_SECONDS=3600` soaks for an hour.
+//! Clients that mean no good, or far too much: ten thousand that never finish, fifty that send a
+//! hundred megabytes at once, requests for hours; and secrets that must not show anywhere.
+//! `WORNPATH_SOAK_SECONDS=3600` soaks for an hour.
 
 use crate::gateway::{Gateway, folder};
 use crate::served::{Exchange, Served};
@@ -101,7 +102,8 @@ fn fifty_bodies_of_a_hundred_megabytes_at_once_are_refused_and_never_in_memory()
         watch.join().unwrap()
     });
     assert_eq!(refused.load(Ordering::Relaxed), 50, "each with 413");
-    // Those who do not say how much it will be are read up to the limit of 16 MiB, and one buffer more.
+    // Those who do not say how much it will be are read up to the limit of 16 MiB, and one buffer
+    // more.
     let grown = most - before;
     assert!(grown < 25.0 * 16.0 * 2.2, "{grown} MiB");
 }
@@ -133,7 +135,8 @@ fn is_refused(address: &str, is_chunked: bool, body: usize) -> bool {
     }
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut answer = [0; 64];
-    // A connection that was reset may take its answer with it; that it was closed early is refusal enough.
+    // A connection that was reset may take its answer with it; that it was closed early is refusal
+    // enough.
     match stream.read(&mut answer) {
         Ok(count) if count > 0 => answer.starts_with(b"HTTP/1.1 413"),
         _ => true,

@@ -1,4 +1,5 @@
-//! Malformed and smuggled requests over a raw socket: each is refused, or goes on as exactly one request.
+//! Malformed and smuggled requests over a raw socket: each is refused, or goes on as exactly one
+//! request.
 
 use crate::gateway::Gateway;
 use std::io::{Read, Write};

@@ -1,4 +1,5 @@
-//! A thread that never comes back: `/health` fails and names it, so does the log, and SIGTERM still ends the router.
+//! A thread that never comes back: `/health` fails and names it, so does the log, and SIGTERM still
+//! ends the router.
 
 use crate::gateway::{Gateway, command, eventually};
 use crate::served::Served;

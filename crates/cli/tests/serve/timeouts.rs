@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 const ASK: &str = "/v1/completions";
 
-/// An address where an engine listens that has stopped to accept connections, and whose queue of them is full: whoever
-/// comes now is not even refused.
+/// An address where an engine listens that has stopped to accept connections, and whose queue of
+/// them is full: whoever comes now is not even refused.
 struct Clogged {
     address: SocketAddr,
     /// Asks the engine to stop, and gets its socket, which must stay open.

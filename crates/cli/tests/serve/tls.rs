@@ -352,7 +352,8 @@ fn a_pod_is_called_only_if_its_certificate_is_good_and_is_shown_ours() {
             assert_eq!(ask().status, 200, "{what}");
             assert_eq!(pod.posted().len(), 1, "{what}");
         } else {
-            // It was never up, so it is asked for nothing; nor does it get anything when it is tried.
+            // It was never up, so it is asked for nothing; nor does it get anything when it is
+            // tried.
             std::thread::sleep(Duration::from_millis(700));
             assert_ne!(ask().status, 200, "{what}");
             assert!(pod.posted().is_empty(), "{what}");

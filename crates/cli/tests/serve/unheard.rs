@@ -1,4 +1,5 @@
-//! Events that do not come, or cannot be understood: the log says why, once, and so does the admin plane.
+//! Events that do not come, or cannot be understood: the log says why, once, and so does the admin
+//! plane.
 
 use crate::gateway::{Gateway, eventually, folder};
 use crate::served::Served;
