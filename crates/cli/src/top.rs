@@ -20,7 +20,7 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// What `--help` says after the options.
+/// Shown by `--help` after the options.
 const MORE: &str = "\
 Examples:
   wornpath top

@@ -40,8 +40,9 @@ impl Screen {
             Tone::Warn => 1,
             Tone::Usual | Tone::Head => 2,
         });
-        let room = self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
-        let left_out = pods.len().saturating_sub(room.max(1));
+        let rows_left =
+            self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
+        let left_out = pods.len().saturating_sub(rows_left.max(1));
         pods.truncate(pods.len() - left_out);
         lines.extend(table::fit(&POD_COLUMNS, pods, self.width).iter().map(|row| self.row(row)));
         if left_out > 0 {
@@ -54,9 +55,9 @@ impl Screen {
             lines.extend(batches.into_iter().map(|parts| self.line(Tone::Usual, &joined(parts))));
         }
         lines.push(String::new());
-        let room = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
+        let rows_left = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
         let decisions: Vec<_> =
-            items(&snapshot["decisions"]).take(room).map(decision_row).collect();
+            items(&snapshot["decisions"]).take(rows_left).map(decision_row).collect();
         match decisions.is_empty() {
             true => lines.push(self.line(Tone::Head, "No requests yet.")),
             false => {

@@ -67,11 +67,11 @@ impl Column {
     }
 }
 
-/// The header and all rows, in as many columns as fit into `room`.
+/// The header and all rows, in as many columns as fit into `available`.
 pub(super) fn fit(
     columns: &[Column],
     rows: Vec<(Tone, Vec<String>)>,
-    room: usize,
+    available: usize,
 ) -> Vec<(Tone, String)> {
     let head: Vec<_> = columns.iter().map(|column| column.name.to_owned()).collect();
     let rows: Vec<_> = std::iter::once((Tone::Head, head)).chain(rows).collect();
@@ -85,7 +85,7 @@ pub(super) fn fit(
         widths.iter().flatten().map(|width| width + SEPARATOR.len()).sum::<usize>()
             - SEPARATOR.len()
     };
-    while used(&widths) > room {
+    while used(&widths) > available {
         let shown = |at: &usize| widths[*at].is_some();
         let last = (0..columns.len()).filter(shown).max_by_key(|at| columns[*at].drop_order);
         match last.filter(|at| columns[*at].drop_order > 0) {
@@ -94,7 +94,7 @@ pub(super) fn fit(
         }
     }
     for (at, column) in columns.iter().enumerate() {
-        let over = used(&widths).saturating_sub(room);
+        let over = used(&widths).saturating_sub(available);
         if let (ColumnKind::Name, Some(wide)) = (column.kind, widths[at]) {
             widths[at] = Some(wide.saturating_sub(over).max(MIN_NAME.min(wide)));
         }
@@ -107,12 +107,14 @@ pub(super) fn fit(
     rows.iter().map(|(tone, cells)| (*tone, line(cells))).collect()
 }
 
-/// Joins as many of the first parts as fit into `room`.
-pub(super) fn joined(parts: &[String], room: usize) -> String {
+/// Joins as many of the first parts as fit into `available`.
+pub(super) fn joined(parts: &[String], available: usize) -> String {
     let mut text = String::new();
     for part in parts {
         let between = if text.is_empty() { "" } else { " · " };
-        if !text.is_empty() && text.chars().count() + between.len() + part.chars().count() > room {
+        if !text.is_empty()
+            && text.chars().count() + between.len() + part.chars().count() > available
+        {
             break;
         }
         text.push_str(between);
@@ -132,9 +134,12 @@ mod tests {
         Column::word("STATE", 1),
     ];
 
-    fn shown(room: usize) -> Vec<String> {
+    fn shown(available: usize) -> Vec<String> {
         let row = ["a-pod-with-a-name", "████", "1234", "up"].map(str::to_owned).to_vec();
-        fit(&COLUMNS, vec![(Tone::Usual, row)], room).into_iter().map(|(_, text)| text).collect()
+        fit(&COLUMNS, vec![(Tone::Usual, row)], available)
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect()
     }
 
     #[test]

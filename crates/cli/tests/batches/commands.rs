@@ -1,4 +1,4 @@
-//! What the command line refuses before it asks a gateway.
+//! `wornpath batch` against a scripted gateway, and what it refuses before it sends a request.
 
 use super::{folder, input, line, text};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -43,7 +43,8 @@ fn gateway(answers: &'static [(u16, &'static str)]) -> (String, JoinHandle<Vec<S
     let serve = move || {
         let answer = |(status, body): &(u16, &str)| {
             let mut stream = BufReader::new(listener.accept().unwrap().0);
-            let (mut head, mut length) = (String::new(), 0);
+            let mut head = String::new();
+            let mut length = 0;
             while !head.ends_with("\r\n\r\n") {
                 let start = head.len();
                 stream.read_line(&mut head).unwrap();

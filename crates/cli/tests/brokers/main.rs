@@ -7,12 +7,11 @@
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod fleet;
-#[path = "../engine/served.rs"]
-#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
-mod served;
 #[path = "../../../events/tests/server/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of transports, which use the rest")]
 mod server;
+#[path = "../support/mod.rs"]
+mod support;
 
 use fleet::Fleet;
 use server::Server;

@@ -12,7 +12,7 @@ fn told(output: &Output) -> String {
 }
 
 #[test]
-fn one_look_shows_the_fleet_as_plain_text() {
+fn top_once_prints_the_fleet_as_plain_text() {
     let engines = engines();
     let gateway = configured("top_once", &engines, "");
     let body = serde_json::json!({"model": "m", "prompt": "Once upon a time", "max_tokens": 4});
@@ -68,7 +68,8 @@ fn a_signal_ends_top_and_restores_the_terminal() {
         let command = format!("timeout -s {signal} 2 {binary} top --admin http://{admin}");
         let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output().unwrap();
         let shown = told(&output);
-        let (entered, left) = (shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
+        let entered = shown.find("\x1b[?1049h");
+        let left = shown.rfind("\x1b[?1049l");
         assert!(entered.is_some() && entered < left, "{signal}: {shown:?}");
         assert!(shown.contains("4 of 4 pods up"), "{signal}: {shown}");
     }

@@ -16,7 +16,8 @@ const IS_OVER: &str = "<!-- -->";
 
 #[test]
 fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
-    let (mut wrong, mut seen) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut seen = 0;
     for page in pages() {
         let Some((text, count)) = current(&page, &mut wrong) else { continue };
         seen += count;
@@ -89,7 +90,8 @@ fn figure_in(raw: &str, (headings, line, which): (&str, &str, &str)) -> Result<S
     let (least, most) = values
         .iter()
         .fold((f64::MAX, f64::MIN), |(least, most), value| (value.min(least), value.max(most)));
-    let (least, most) = (shown(least), shown(most));
+    let least = shown(least);
+    let most = shown(most);
     Ok(if least == most { least } else { format!("{least} to {most}") })
 }
 
