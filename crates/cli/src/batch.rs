@@ -1,12 +1,8 @@
-//! `wornpath batch`: batches on a gateway, from the command line.
-
-mod call;
+//! `wornpath batch`: submit, list, watch, cancel and retry batches on a gateway.
 
 use crate::broken_pipe::BrokenPipe;
-use crate::server::{CertificateArguments, Server, is_distrust};
+use crate::http::{Endpoint, HttpClient, HttpError, TlsArguments, is_tls_rejection};
 use anyhow::{Context, ensure};
-pub(crate) use call::Service;
-use call::ServiceRefused;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -15,10 +11,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often a batch is looked at while it is watched.
-const LOOK: Duration = Duration::from_millis(250);
-/// A gateway on which a batch is watched may be away for so long.
-const AWAY: Duration = Duration::from_secs(60);
+/// How often the state of a watched batch is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a poll is retried while the gateway is unreachable, as during a restart.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`)
 #[derive(Args)]
@@ -28,29 +24,30 @@ pub(crate) struct BatchArguments {
     /// Address of the gateway
     #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     gateway: String,
-    /// Key to show it
+    /// API key for the gateway
     #[arg(long, global = true, env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     #[command(flatten)]
-    certificates: CertificateArguments,
+    tls: TlsArguments,
 }
 
 #[derive(Subcommand)]
 enum BatchCommand {
-    /// Upload a file of batch lines and have it computed
+    /// Upload a file of batch lines and create a batch from it
     Submit {
-        /// The lines
+        /// File of batch lines, one JSON object a line
         file: PathBuf,
-        /// What they are for
+        /// Endpoint that the lines are requests for
         #[arg(long, default_value = "/v1/chat/completions")]
         endpoint: String,
-        /// How long it may take, like 24h, 30m or 7d
+        /// Completion window, like 24h, 30m or 7d; lines that are not done by then expire
         #[arg(long, default_value = "24h")]
         window: String,
-        /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
+        /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed,
+        /// or embeddings
         #[arg(long)]
         identical_once: bool,
-        /// Wait until it has ended; exits with 1 unless all lines were answered
+        /// Wait until the batch has ended; exits with 1 unless all lines were answered
         #[arg(long)]
         watch: bool,
     },
@@ -58,81 +55,79 @@ enum BatchCommand {
     List,
     /// Wait until a batch has ended; exits with 1 unless all its lines were answered
     ///
-    /// Lines that failed count, and batches that expired or were cancelled. While the gateway cannot be reached it is asked
-    /// again, for a minute.
+    /// Exits with 1 if a line failed, and if the batch expired or was cancelled. An unreachable
+    /// gateway is retried for a minute.
     Watch {
-        /// Its id
+        /// Id of the batch
         id: String,
     },
-    /// Print what has been answered so far
+    /// Print the results so far
     Results {
-        /// Its id
+        /// Id of the batch
         id: String,
     },
-    /// Print the lines that failed, each with why, once the batch has ended
+    /// Print the failed lines with their errors, once the batch has ended
     Errors {
-        /// Its id
+        /// Id of the batch
         id: String,
     },
     /// Cancel a batch
     Cancel {
-        /// Its id
+        /// Id of the batch
         id: String,
     },
-    /// Compute the failed lines of a batch again, as a new batch
+    /// Retry the failed lines of a batch, as a new batch
     Retry {
-        /// Its id
+        /// Id of the batch
         id: String,
     },
 }
 
-/// Does what is asked.
 pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let named = ("--gateway", arguments.gateway.as_str());
-    let server = Server::at("the gateway", named, &arguments.certificates)?;
-    let service = Service::of(server, arguments.api_key.as_deref());
-    runtime.block_on(answer(&arguments.command, &service, out))
+    let endpoint = Endpoint::new("the gateway", "--gateway", &arguments.gateway, &arguments.tls)?;
+    let gateway = HttpClient::new(endpoint, arguments.api_key.as_deref())?;
+    runtime.block_on(run_command(&arguments.command, &gateway, out))
 }
 
-async fn answer(
+async fn run_command(
     command: &BatchCommand,
-    service: &Service,
+    gateway: &HttpClient,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     match command {
         BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
             let out = &mut BrokenPipe(out);
-            let uploaded = service.upload(file).await?;
-            let mut new = json!({
+            let uploaded = gateway.upload(file).await?;
+            let mut batch = json!({
                 "input_file_id": uploaded["id"],
                 "endpoint": endpoint,
                 "completion_window": window,
             });
             if *identical_once {
-                new["identical_once"] = true.into();
+                batch["identical_once"] = true.into();
             }
-            let batch = match service.post("/v1/batches", &new).await {
+            let batch = match gateway.post("/v1/batches", &batch).await {
                 Ok(batch) => batch,
                 Err(error) => {
-                    if is_final(&error) {
-                        take_back(service, &uploaded).await;
+                    if is_permanent(&error) {
+                        delete_upload(gateway, &uploaded).await;
                     }
                     return Err(error);
                 }
             };
-            summary(&batch, out)?;
+            print_summary(&batch, out)?;
             if *is_watched {
                 let id = batch["id"].as_str().unwrap_or_default();
-                return watch(service, id, out).await;
+                return watch(gateway, id, out).await;
             }
         }
         BatchCommand::List => {
             let mut after = String::new();
             loop {
-                let page = service.get(&format!("/v1/batches?limit=100{after}")).await?;
+                let page = gateway.get(&format!("/v1/batches?limit=100{after}")).await?;
                 for batch in page["data"].as_array().into_iter().flatten() {
-                    summary(batch, out)?;
+                    print_summary(batch, out)?;
                 }
                 let Some(last) = page["last_id"].as_str().filter(|_| page["has_more"] == true)
                 else {
@@ -141,54 +136,64 @@ async fn answer(
                 after = format!("&after={last}");
             }
         }
-        BatchCommand::Watch { id } => return watch(service, named(id)?, out).await,
+        BatchCommand::Watch { id } => return watch(gateway, checked_id(id)?, out).await,
         BatchCommand::Results { id } => {
-            let id = named(id)?;
-            service.copy(&format!("/v1/batches/{id}/results"), out).await?;
+            let id = checked_id(id)?;
+            gateway.download(&format!("/v1/batches/{id}/results"), out).await?;
         }
         BatchCommand::Errors { id } => {
-            let batch = service.get(&format!("/v1/batches/{}", named(id)?)).await?;
+            let batch = gateway.get(&format!("/v1/batches/{}", checked_id(id)?)).await?;
             if let Some(file) = batch["error_file_id"].as_str() {
-                service.copy(&format!("/v1/files/{file}/content"), out).await?;
+                gateway.download(&format!("/v1/files/{file}/content"), out).await?;
             } else {
                 // Standard output is for the lines.
-                let told = &mut std::io::stderr();
-                let _ = summary(&batch, told).and_then(|()| problems(&batch, told));
-                ensure!(is_ended(&batch), "it has not ended; what failed is told then");
+                let err = &mut std::io::stderr();
+                let _ = print_summary(&batch, err).and_then(|()| print_errors(&batch, err));
+                ensure!(
+                    is_ended(&batch),
+                    "the batch has not ended; its failed lines can be read when it has"
+                );
             }
         }
         BatchCommand::Cancel { id } => {
-            let id = named(id)?;
-            summary(&service.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?, out)?;
+            let id = checked_id(id)?;
+            print_summary(
+                &gateway.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?,
+                out,
+            )?;
         }
         BatchCommand::Retry { id } => {
-            let id = named(id)?;
-            summary(&service.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?, out)?;
+            let id = checked_id(id)?;
+            print_summary(
+                &gateway.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?,
+                out,
+            )?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A batch by a name that can be one.
-fn named(id: &str) -> anyhow::Result<&str> {
+/// Refuses an id that would change the path of the request.
+fn checked_id(id: &str) -> anyhow::Result<&str> {
     let is_plain = |letter: u8| letter.is_ascii_alphanumeric() || b"-_".contains(&letter);
     ensure!(
         !id.is_empty() && id.bytes().all(is_plain),
-        "`{id}` is no batch; `wornpath batch list` names them"
+        "`{id}` is not a batch id; `wornpath batch list` shows them"
     );
     Ok(id)
 }
 
-fn is_final(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(ServiceRefused::is_final) || is_distrust(error)
+/// Whether a retry would fail alike, and the gateway has created nothing.
+fn is_permanent(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(HttpError::is_client_error) || is_tls_rejection(error)
 }
 
-/// Deletes a file that no batch has come of.
-async fn take_back(service: &Service, uploaded: &Value) {
+/// Deletes a file from which no batch was created.
+async fn delete_upload(gateway: &HttpClient, uploaded: &Value) {
     let id = uploaded["id"].as_str().unwrap_or_default();
-    if let Err(error) = service.delete(&format!("/v1/files/{id}")).await {
-        // Why there is no batch matters more, and is told after this.
-        let _ = writeln!(std::io::stderr(), "the uploaded file {id} stays there: {error}");
+    if let Err(error) = gateway.delete(&format!("/v1/files/{id}")).await {
+        // The caller returns the error of the batch, which matters more.
+        let _ = writeln!(std::io::stderr(), "cannot delete the uploaded file {id}: {error}");
     }
 }
 
@@ -197,43 +202,47 @@ fn is_ended(batch: &Value) -> bool {
     ["completed", "failed", "expired", "cancelled"].contains(&status)
 }
 
-/// Asks how a batch is. The gateway may be away for a while, as when it is started anew.
-async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
-    let (began, mut is_told) = (Instant::now(), false);
+/// Reads the state of a batch, and retries while the gateway is unreachable.
+async fn poll(gateway: &HttpClient, id: &str) -> anyhow::Result<Value> {
+    let started = Instant::now();
+    let mut is_reported = false;
     loop {
-        match service.get(&format!("/v1/batches/{id}")).await {
+        match gateway.get(&format!("/v1/batches/{id}")).await {
             Ok(batch) => return Ok(batch),
-            Err(error) if is_final(&error) || began.elapsed() > AWAY => return Err(error),
+            Err(error) if is_permanent(&error) || started.elapsed() > RETRY_TIMEOUT => {
+                return Err(error);
+            }
             Err(error) => {
-                if !is_told {
-                    let _ = writeln!(std::io::stderr(), "{error:#}; it is tried for a minute");
+                if !is_reported {
+                    let seconds = RETRY_TIMEOUT.as_secs();
+                    let _ = writeln!(std::io::stderr(), "{error:#}; retrying for {seconds} s");
                 }
-                is_told = true;
-                tokio::time::sleep(LOOK).await;
+                is_reported = true;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
     }
 }
 
-/// Follows a batch to its end.
-async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+/// Polls a batch until it has ended.
+async fn watch(gateway: &HttpClient, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let out = &mut BrokenPipe(out);
     loop {
-        let batch = look(service, id).await?;
-        let status = batch["status"].as_str().context("the gateway tells no status")?;
+        let batch = poll(gateway, id).await?;
+        let status = batch["status"].as_str().context("the gateway reports no status")?;
         if is_ended(&batch) {
-            summary(&batch, out)?;
-            problems(&batch, out)?;
-            ensure!(status != "failed", "nothing was computed");
+            print_summary(&batch, out)?;
+            print_errors(&batch, out)?;
+            ensure!(status != "failed", "the batch failed: nothing was computed");
             let is_answered = status == "completed" && batch["request_counts"]["failed"] == 0;
             return Ok(if is_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Why nothing of a batch could be computed.
-fn problems(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+/// Prints why a batch failed as a whole.
+fn print_errors(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     for problem in batch["errors"]["data"].as_array().into_iter().flatten() {
         let message = problem["message"].as_str().unwrap_or_default();
         match problem["line"].as_u64() {
@@ -244,7 +253,7 @@ fn problems(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn summary(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+fn print_summary(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     let text = |field: &str| batch[field].as_str().unwrap_or_default().to_owned();
     let counts = &batch["request_counts"];
     writeln!(

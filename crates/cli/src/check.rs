@@ -1,4 +1,4 @@
-//! `wornpath check`: says what is wrong with profiles and configurations, as a compiler would.
+//! `wornpath check`: reports problems of profiles and configurations, as a compiler does.
 
 use crate::fleet::read_fleet;
 use anyhow::Context;
@@ -11,54 +11,55 @@ use std::process::ExitCode;
 use wornpath_config::{Config, SHIPPED, is_configuration, shipped};
 use wornpath_routing::{Problems, Profile, ProfileEnv};
 
-/// What a configuration that cannot be used ends with: `EX_CONFIG` of `sysexits.h`.
+/// Exit status for an invalid configuration: `EX_CONFIG` of `sysexits.h`.
 pub(crate) const BAD_CONFIGURATION: u8 = 78;
 
-/// Check profiles and configurations: every problem with its place and its cure
+/// Check profiles and configurations; report every problem with its location and its cure
 ///
-/// Exits with 78 if one of them cannot be used, else with 1 if one cannot be read.
+/// Exits with 78 if one of them is invalid, else with 1 if one cannot be read.
 #[derive(Args)]
 pub(crate) struct CheckArguments {
-    /// Profiles and configurations (`wornpath.yaml`) to check; the name of a shipped profile stands for it
+    /// Profiles and configurations (`wornpath.yaml`) to check: files, or names of built-in profiles
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Also check that some pod of this described fleet can play every role
+    /// Fleet description; also check that it has a pod for every role
     #[arg(long, value_name = "FILE")]
     fleet: Option<PathBuf>,
-    /// Show problems as JSON
+    /// Print problems as JSON
     #[arg(long)]
     json: bool,
-    /// Print each good profile with all defaults filled in
+    /// Print each valid profile with all defaults filled in
     #[arg(long, conflicts_with = "json")]
     print: bool,
-    /// Draw the stages and slots of each good profile
+    /// Draw the stages and slots of each valid profile
     #[arg(long, conflicts_with = "json")]
     graph: bool,
 }
 
-/// Checks every file, whatever is wrong with those before it, and tells `out`.
+/// Checks every file, also after one with problems.
 pub(crate) fn run(arguments: &CheckArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let (mut reports, mut worst) = (Vec::new(), Verdict::Good);
-    let mut tell = |report: CheckReport, out: &mut dyn Write| {
+    let mut reports = Vec::new();
+    let mut worst = Verdict::Good;
+    let mut add = |report: CheckReport, out: &mut dyn Write| {
         worst = worst.max(report.verdict);
         reports.push(report.json);
         if arguments.json { Ok(()) } else { write!(out, "{}", report.text) }
     };
-    let mut surroundings = ProfileEnv::default();
+    let mut env = ProfileEnv::default();
     if let Some(path) = &arguments.fleet {
         match read_fleet(path) {
-            Ok(Ok(fleet)) => surroundings.roles = Some(fleet.roles()),
-            Ok(Err(problems)) => tell(CheckReport::of_problems(path, &problems), out)?,
-            Err(error) => tell(CheckReport::unreadable(path, &error), out)?,
+            Ok(Ok(fleet)) => env.roles = Some(fleet.roles()),
+            Ok(Err(problems)) => add(CheckReport::of_problems(path, &problems), out)?,
+            Err(error) => add(CheckReport::unreadable(path, &error), out)?,
         }
     }
     for path in &arguments.files {
         let report = match read(path) {
             Err(error) => CheckReport::unreadable(path, &error),
             Ok(text) if is_configuration(&text) => configuration(path),
-            Ok(text) => profile(path, &text, &surroundings, arguments),
+            Ok(text) => profile(path, &text, &env, arguments),
         };
-        tell(report, out)?;
+        add(report, out)?;
     }
     if arguments.json {
         writeln!(out, "{:#}", json!(reports))?;
@@ -66,12 +67,12 @@ pub(crate) fn run(arguments: &CheckArguments, out: &mut dyn Write) -> anyhow::Re
     Ok(worst.into())
 }
 
-/// How a file came off, from good to worst.
+/// The result for a file, from best to worst.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Good,
     Unreadable,
-    Unusable,
+    Invalid,
 }
 
 impl From<Verdict> for ExitCode {
@@ -79,26 +80,26 @@ impl From<Verdict> for ExitCode {
         match verdict {
             Verdict::Good => Self::SUCCESS,
             Verdict::Unreadable => Self::FAILURE,
-            Verdict::Unusable => Self::from(BAD_CONFIGURATION),
+            Verdict::Invalid => Self::from(BAD_CONFIGURATION),
         }
     }
 }
 
-/// What is said of one file, to people and to machines.
+/// The report on one file, as text and as JSON.
 struct CheckReport {
     verdict: Verdict,
     text: String,
     json: Value,
 }
 
-/// As text, also where it is none.
-fn shown(path: &Path) -> String {
+/// The path as text, lossy where it is not UTF-8.
+fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
 impl CheckReport {
     fn good(path: &Path, text: String, graph: &Value) -> Self {
-        let json = json!({"file": shown(path), "good": true, "problems": [], "graph": graph});
+        let json = json!({"file": display(path), "good": true, "problems": [], "graph": graph});
         Self { verdict: Verdict::Good, text, json }
     }
 
@@ -107,24 +108,19 @@ impl CheckReport {
     }
 
     fn bad(path: &Path, text: String, problems: &Value) -> Self {
-        let json = json!({"file": shown(path), "good": false, "problems": problems});
-        Self { verdict: Verdict::Unusable, text, json }
+        let json = json!({"file": display(path), "good": false, "problems": problems});
+        Self { verdict: Verdict::Invalid, text, json }
     }
 
     fn unreadable(path: &Path, error: &anyhow::Error) -> Self {
-        let json = json!({"file": shown(path), "good": false, "problems": [], "error": format!("{error:#}")});
+        let json = json!({"file": display(path), "good": false, "problems": [], "error": format!("{error:#}")});
         Self { verdict: Verdict::Unreadable, text: format!("error: {error:#}\n"), json }
     }
 }
 
-fn profile(
-    path: &Path,
-    text: &str,
-    surroundings: &ProfileEnv,
-    arguments: &CheckArguments,
-) -> CheckReport {
+fn profile(path: &Path, text: &str, env: &ProfileEnv, arguments: &CheckArguments) -> CheckReport {
     let file = path.display();
-    let profile = match Profile::check(&file.to_string(), text, surroundings) {
+    let profile = match Profile::check(&file.to_string(), text, env) {
         Ok(profile) => profile,
         Err(problems) => return CheckReport::of_problems(path, &problems),
     };
@@ -148,25 +144,25 @@ fn configuration(path: &Path) -> CheckReport {
     }
 }
 
-/// Reads and checks one profile: a file, or a shipped one by its name.
-pub(crate) fn check(
-    path: &Path,
-    surroundings: &ProfileEnv,
-) -> anyhow::Result<Result<Profile, Problems>> {
-    Ok(Profile::check(&path.display().to_string(), &read(path)?, surroundings))
+/// Reads and checks one profile: a file, or a built-in one by its name.
+pub(crate) fn check(path: &Path, env: &ProfileEnv) -> anyhow::Result<Result<Profile, Problems>> {
+    Ok(Profile::check(&path.display().to_string(), &read(path)?, env))
 }
 
-/// The text of a file, or of a shipped profile if there is no file of that name.
+/// The text of a file, or of a built-in profile if there is no file of that name.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
-    let refused = match fs::read_to_string(path) {
+    let error = match fs::read_to_string(path) {
         Ok(text) => return Ok(text),
-        Err(refused) => refused,
+        Err(error) => error,
     };
     let Some(name) = path.to_str().filter(|name| !name.contains(['/', '.'])) else {
-        return Err(refused).with_context(|| format!("cannot read {}", path.display()));
+        return Err(error).with_context(|| format!("cannot read {}", path.display()));
     };
-    shipped(name).map(str::to_owned).ok_or(refused).with_context(|| {
+    shipped(name).map(str::to_owned).ok_or(error).with_context(|| {
         let names: Vec<_> = SHIPPED.iter().map(|(name, _)| *name).collect();
-        format!("`{name}` is neither a file nor one of {}", names.join(", "))
+        format!(
+            "`{name}` is neither a file nor a built-in profile; available: {}",
+            names.join(", ")
+        )
     })
 }

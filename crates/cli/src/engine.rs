@@ -1,4 +1,4 @@
-//! `wornpath engine`: simulated engines behind real ports.
+//! `wornpath engine`: simulated engines that serve on real ports.
 
 use crate::numbers;
 use anyhow::{Context, ensure};
@@ -11,78 +11,79 @@ use std::sync::Arc;
 use wornpath_sim::serve::{Addresses, Control, EngineOptions, Faults, ServedEngine};
 use wornpath_sim::{EngineProfile, EngineSettings, TokenReports};
 
-/// What `--help` says after the options.
+/// Shown by `--help` after the options.
 const MORE: &str = "\
 Paths of an engine:
   POST /v1/chat/completions, /v1/completions   streaming or not; usage with cached_tokens; vLLM's
                                                kv_transfer_params, cache_salt, ignore_eos, min_tokens;
-                                               a tool is called when tool_choice demands one
-  POST /v1/messages (Anthropic's), /v1/responses (OpenAI's newer interface)
+                                               a tool is called when tool_choice requires one
+  POST /v1/messages (Anthropic), /v1/responses (OpenAI)
   POST /v1/embeddings, /v1/rerank, /tokenize, /reset_prefix_cache
   GET  /v1/models, /health, /metrics (vLLM's names), /version, /kv_event_sources
-Cache events go out over ZeroMQ in vLLM's encoding, and can be replayed.
+Cache events are published over ZeroMQ in vLLM's encoding, and can be replayed.
 
-Faults, for --fault and for the control port (there with underscores, as JSON):
-  hang                    accept every request and never answer
+Faults, for --fault and for the control port (as JSON, with underscores):
+  hang                    accept requests and never answer
   refuse=503              answer inference requests with this status
-  slow=3                  take three times as long
-  stall-after-tokens=5    stop an answer after five tokens, connection open
+  slow=3                  run three times slower
+  stall-after-tokens=5    stall the answer after five tokens, with the connection open
   cut-after-tokens=5      close the connection after five tokens
   drop-events-every=10    do not publish every tenth batch of events; replay has it
   duplicate-events        publish every batch twice
   reorder-events          publish batches in pairs, the later first
-  lose-tail               publish no more batches, though they are numbered; replay has them
+  lose-tail               stop publishing, though batches are still numbered; replay has them
   no-replay               do not answer replay requests
   cached-tokens=zero      report no cached tokens; `all` reports the whole prompt
-  no-kv-transfer          let no decode engine load what was computed for it
-  crash-after-prefills=8  the same, and crash when eight prefills have been answered
-  kv-load-failure=hang    wait for ever for what cannot be loaded from a prefill engine; `recompute` computes it,
-                          and `fail` answers as vLLM does by default, with 500 or an error in the stream
+  no-kv-transfer          let no decode engine load the KV cache that was computed for it
+  crash-after-prefills=8  the same, and crash after eight prefills
+  kv-load-failure=hang    wait for ever for a KV cache that cannot be loaded from a prefill engine;
+                          `recompute` computes it, and `fail` fails as vLLM does by default, with 500
+                          or an error in the stream
 
-Control, for all engines of the process, engine 0 being the first:
+Control port, for all engines of the process, numbered from 0:
   GET  /engines                    addresses, state and faults
-  PUT  /engines/0/faults           switch faults: {\"slow\": 2, \"hang\": false}; what is left out is off
-  POST /engines/0/crash            close all ports and connections at once
-  POST /engines/0/restart          start again: empty cache, events numbered from 0, faults as set
+  PUT  /engines/0/faults           set faults: {\"slow\": 2, \"hang\": false}; omitted ones are off
+  POST /engines/0/crash            close all ports and connections
+  POST /engines/0/restart          restart: empty cache, events numbered from 0, same faults
 
 Examples:
   wornpath engine
   curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"Once upon a time\"}'
   wornpath engine --engines 4 --profile 32b-h100x2 --speed 10 --fault cut-after-tokens=20";
 
-/// Serve simulated engines that speak OpenAI's and vLLM's interfaces
+/// Serve simulated engines that speak OpenAI's and vLLM's APIs
 ///
-/// Each is a model of a batching engine with a prefix cache: it answers with plain words, at the times a real
-/// engine of its profile would take, and can fail in all the ways real engines do. For testing routers,
-/// clients and dashboards of LLM engines without a GPU.
+/// Each engine simulates continuous batching and a prefix cache: it answers with plain words, with
+/// the timing of a real engine of its profile, and can fail in all the ways real engines do. For
+/// testing routers, clients and dashboards without a GPU.
 #[derive(Args)]
 #[command(after_long_help = MORE)]
 pub(crate) struct EngineArguments {
-    /// Address to listen at
+    /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// HTTP port of the first engine, the others following; 0 for any free ones
+    /// HTTP port of the first engine, the others follow; 0 for any free ports
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// Port of the first engine's cache events, the others following; 0 for any free ones
+    /// Port of the first engine's cache events, the others follow; 0 for any free ports
     #[arg(long, default_value_t = 0)]
     events_port: u16,
-    /// Port of the first engine's replay of events, the others following; 0 for any free ones
+    /// Port of the first engine's replay of events, the others follow; 0 for any free ports
     #[arg(long, default_value_t = 0)]
     replay_port: u16,
-    /// Port on which faults are switched; 0 for any free one
+    /// Control port, to set faults; 0 for any free port
     #[arg(long, default_value_t = 0)]
     control_port: u16,
     /// Number of engines
     #[arg(long, default_value_t = 1)]
     engines: u16,
-    /// Built-in engine profile or path of a JSON file
+    /// Built-in engine profile, or path of a JSON file
     #[arg(long, default_value = "8b-h200", long_help = profile_help())]
     profile: String,
-    /// Run so many times faster than the real clock
+    /// Factor by which to run faster than real time
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
-    /// Name of the model; the profile's name if not given
+    /// Name of the model; default: the profile's name
     #[arg(long)]
     model: Option<String>,
     /// Name of a LoRA adapter to serve beside the model; may be repeated
@@ -94,31 +95,31 @@ pub(crate) struct EngineArguments {
     /// Tokens per cache block
     #[arg(long, default_value = "16", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
-    /// Tokens that the cache holds, if not as the profile says
+    /// Tokens that the KV cache holds; default: as in the profile
     #[arg(long)]
     kv_tokens: Option<usize>,
     /// Tokens that a second cache tier in host memory holds
     #[arg(long, default_value_t = 0)]
     host_tokens: usize,
-    /// Length of an answer that nothing cuts short
+    /// Length of an answer in tokens, if the request sets no limit
     #[arg(long, default_value_t = 128)]
     answer_tokens: usize,
-    /// How blocks are hashed, as vLLM's --prefix-caching-hash-algo
+    /// Hash algorithm of blocks, as vLLM's --prefix-caching-hash-algo
     #[arg(long, default_value = "sha256")]
     hash_algorithm: String,
-    /// What hashes start from, as vLLM's PYTHONHASHSEED; vLLM's default if not given
+    /// Seed of the hashes, as vLLM's PYTHONHASHSEED; default: vLLM's
     #[arg(long)]
     hash_seed: Option<String>,
-    /// Topic of the cache events; kv@<address>@<model> if not given
+    /// Topic of the cache events; default: kv@<address>@<model>
     #[arg(long)]
     topic: Option<String>,
-    /// Something to do wrong from the start; may be repeated; the list is below
+    /// Fault to inject from the start; may be repeated; --help lists them below
     #[arg(long = "fault", value_name = "FAULT[=VALUE]")]
     faults: Vec<String>,
 }
 
 fn profile_help() -> String {
-    let mut help = "Built-in engine profile or path of a JSON file. Built in are:".to_owned();
+    let mut help = "Built-in engine profile, or path of a JSON file. Built-in profiles:".to_owned();
     for name in EngineProfile::built_in_names() {
         let source = EngineProfile::built_in(name).map(|profile| profile.source().to_owned());
         help.push_str(&format!("\n- {name}: {}", source.unwrap_or_default()));
@@ -126,7 +127,6 @@ fn profile_help() -> String {
     help
 }
 
-/// Serves until the process is ended.
 pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::Result<()> {
     let options = options(arguments)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -148,19 +148,16 @@ pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::
         }
         writeln!(out, "control: http://{}", control.address())?;
         out.flush()?;
-        // The engines live in tasks of their own; the process ends by a signal.
+        // The engines run in their own tasks; a signal ends the process.
         std::future::pending().await
     })
 }
 
 fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
     let speed = arguments.speed;
-    ensure!(
-        (0.001..=1e6).contains(&speed),
-        "--speed is {speed}; it must be from a thousandth to a million"
-    );
-    ensure!(arguments.engines > 0, "--engines is 0; at least one is needed");
-    ensure!(arguments.answer_tokens > 0, "--answer-tokens is 0; an answer has at least one");
+    ensure!((0.001..=1e6).contains(&speed), "--speed is {speed}; it must be from 0.001 to 1000000");
+    ensure!(arguments.engines > 0, "--engines is 0; give at least 1");
+    ensure!(arguments.answer_tokens > 0, "--answer-tokens is 0; give at least 1");
     let mut options = EngineOptions::new(profile(&arguments.profile)?);
     options.settings = EngineSettings {
         block_size: arguments.block_size,
@@ -185,13 +182,12 @@ fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
     Ok(options)
 }
 
-/// A built-in engine profile, or one from a file if the name ends like one.
+/// A built-in engine profile, or one from a file if the name ends in `.json`.
 pub(crate) fn profile(name: &str) -> anyhow::Result<EngineProfile> {
     if !name.ends_with(".json") {
         return Ok(EngineProfile::built_in(name)?);
     }
-    let json =
-        std::fs::read(name).with_context(|| format!("cannot read the engine profile {name}"))?;
+    let json = std::fs::read(name).with_context(|| format!("cannot read engine profile {name}"))?;
     Ok(EngineProfile::from_json(name, &json)?)
 }
 
@@ -199,9 +195,7 @@ fn addresses(arguments: &EngineArguments, number: u16) -> anyhow::Result<Address
     let nth = |first: u16, option: &str| {
         let port = if first == 0 { Some(0) } else { first.checked_add(number) };
         let port = port.with_context(|| {
-            format!(
-                "{option} is {first}, which leaves no port for engine {number}; choose a lower one"
-            )
+            format!("{option} is {first}: no port left for engine {number}; give a lower one")
         })?;
         anyhow::Ok(SocketAddr::new(arguments.host, port))
     };

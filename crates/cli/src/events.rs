@@ -1,4 +1,4 @@
-//! `wornpath events`: what engines say about their caches, for people who look into them.
+//! `wornpath events`: tools to inspect the cache events of engines.
 
 mod verify;
 
@@ -13,7 +13,7 @@ use wornpath_events::{
 };
 use wornpath_index::EngineHash;
 
-/// Look into the cache events of engines
+/// Inspect the cache events of engines
 #[derive(Args)]
 pub(crate) struct EventsArguments {
     #[command(subcommand)]
@@ -24,22 +24,22 @@ pub(crate) struct EventsArguments {
 enum EventsCommand {
     /// Decode and print a live stream, one event a line
     Tail(TailArguments),
-    /// Compare what an engine publishes with what it has cached, by sending it prompts
+    /// Send prompts to an engine and compare its events with the cached tokens that it reports
     Verify(verify::VerifyArguments),
 }
 
 #[derive(Args)]
 struct TailArguments {
-    /// Where the engine publishes: zmq://host:port, with ?replay=port and &topic=prefix where it has them
+    /// Publisher of the engine: zmq://host:port, with optional ?replay=port and &topic=prefix
     #[arg(long, value_name = "SOURCE")]
     from: ZmqAddress,
-    /// The data-parallel rank to listen to, which publishes on port + rank
+    /// Data-parallel rank to listen to, which publishes on port + rank
     #[arg(long, default_value_t = 0)]
     rank: u16,
-    /// Begin with this batch, if the engine can replay it
+    /// Start with this batch, if the engine can replay it
     #[arg(long, value_name = "SEQUENCE")]
     since: Option<u64>,
-    /// End after so many batches
+    /// Stop after this many batches
     #[arg(long, value_name = "BATCHES")]
     limit: Option<u64>,
 }
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &EventsArguments, out: &mut impl Write) -> anyhow::
         .worker_threads(1)
         .enable_all()
         .build()
-        .context("cannot start the runtime for network input")?;
+        .context("cannot start the async runtime")?;
     match &arguments.command {
         EventsCommand::Verify(arguments) => runtime.block_on(verify::verify(arguments, out)),
         EventsCommand::Tail(arguments) => {
@@ -63,9 +63,10 @@ pub(crate) fn run(arguments: &EventsArguments, out: &mut impl Write) -> anyhow::
     }
 }
 
-/// When whoever waits for a connection is told why there is none, at first and after that.
-const SOON: Duration = Duration::from_secs(1);
-const LONGER_THAN_A_TRY: Duration = Duration::from_secs(6);
+/// How long a connection may take before its error is printed: the first one soon, later ones after
+/// more than one attempt.
+const FIRST_REPORT: Duration = Duration::from_secs(1);
+const NEXT_REPORT: Duration = Duration::from_secs(6);
 
 async fn tail(
     arguments: &TailArguments,
@@ -76,36 +77,39 @@ async fn tail(
     let mut transport = ZeroMq::new(pod.clone(), address);
     let mut expected = None;
     let mut left = arguments.limit.unwrap_or(u64::MAX);
-    let (mut waits, mut is_connected, mut told) = (true, false, String::new());
+    let mut replay_from = arguments.since;
+    let mut is_connected = false;
+    let mut reported = String::new();
     while left > 0 {
-        let patience = match (is_connected, told.is_empty()) {
+        let report_after = match (is_connected, reported.is_empty()) {
             (true, _) => Duration::MAX,
-            (false, true) => SOON,
-            (false, false) => LONGER_THAN_A_TRY,
+            (false, true) => FIRST_REPORT,
+            (false, false) => NEXT_REPORT,
         };
-        let Ok(heard) = timeout(patience, transport.next()).await else {
-            let reason = transport.last_error().unwrap_or("nobody has answered yet");
-            if told != reason {
-                reason.clone_into(&mut told);
-                writeln!(out, "not connected to {pod}: {reason}; trying again")?;
+        let Ok(signal) = timeout(report_after, transport.next()).await else {
+            let reason = transport.last_error().unwrap_or("no response yet");
+            if reported != reason {
+                reason.clone_into(&mut reported);
+                writeln!(out, "not connected to {pod}: {reason}; retrying")?;
             }
             continue;
         };
-        let (SourceSignal::Of(_, said) | SourceSignal::OfAll(said)) = heard;
-        match said {
+        let (SourceSignal::Of(_, message) | SourceSignal::OfAll(message)) = signal;
+        match message {
             SourceMessage::Connected => {
-                (is_connected, told) = (true, String::new());
+                is_connected = true;
+                reported.clear();
                 writeln!(out, "connected to {pod}")?;
-                // What came between is for a replay to say.
+                // A gap across a reconnect is not an error of the stream.
                 expected = None;
-                if let Some(from) = arguments.since.filter(|_| std::mem::take(&mut waits)) {
+                if let Some(from) = replay_from.take() {
                     transport.ask(&pod, SourceQuery::Replay { from });
                 }
             }
             SourceMessage::Disconnected => {
                 is_connected = false;
-                let reason = transport.last_error().unwrap_or("the connection was lost");
-                writeln!(out, "disconnected: {reason}; connecting again")?;
+                let reason = transport.last_error().unwrap_or("connection lost");
+                writeln!(out, "disconnected: {reason}; reconnecting")?;
             }
             SourceMessage::Malformed { heading, reason } => {
                 let number =
@@ -131,14 +135,10 @@ async fn tail(
 fn note_order(out: &mut impl Write, expected: Option<u64>, found: u64) -> std::io::Result<()> {
     match expected {
         Some(expected) if found > expected => {
-            writeln!(out, "#{expected} to #{} did not come", found - 1)
+            writeln!(out, "#{expected} to #{} missing", found - 1)
         }
         Some(expected) if found < expected => {
-            writeln!(
-                out,
-                "#{found} came after #{}: repeated, or the engine restarted",
-                expected - 1
-            )
+            writeln!(out, "#{found} after #{}: duplicate, or the engine restarted", expected - 1)
         }
         _ => Ok(()),
     }
@@ -147,14 +147,14 @@ fn note_order(out: &mut impl Write, expected: Option<u64>, found: u64) -> std::i
 fn print(out: &mut impl Write, sequence: u64, batch: &WireBatch) -> std::io::Result<()> {
     let rank = batch.dp_rank.map_or(String::new(), |rank| format!(" rank {rank}"));
     if batch.is_empty() {
-        writeln!(out, "#{sequence}{rank} nothing")?;
+        writeln!(out, "#{sequence}{rank} empty")?;
     }
     for event in batch.events() {
         write!(out, "#{sequence}{rank} ")?;
         match event {
             WireEvent::Stored(stored) => print_stored(out, &stored)?,
             WireEvent::Removed(removed) => {
-                write!(out, "removed {:?}{}", removed.tier, names(removed.blocks))?;
+                write!(out, "removed {:?}{}", removed.tier, hashes(removed.blocks))?;
                 print_group(out, removed.group)?;
             }
             WireEvent::Cleared => write!(out, "cleared")?,
@@ -167,9 +167,9 @@ fn print(out: &mut impl Write, sequence: u64, batch: &WireBatch) -> std::io::Res
     Ok(())
 }
 
-/// Tokens are prompts, and stay unsaid.
+/// Prints a stored event without its tokens, which are prompts.
 fn print_stored(out: &mut impl Write, stored: &WireStored<'_>) -> std::io::Result<()> {
-    write!(out, "stored {:?}{}", stored.tier, names(stored.blocks))?;
+    write!(out, "stored {:?}{}", stored.tier, hashes(stored.blocks))?;
     if stored.tokens.is_empty() {
         write!(out, " without tokens")?;
     } else {
@@ -197,8 +197,8 @@ fn print_group(out: &mut impl Write, group: Option<u32>) -> std::io::Result<()> 
     group.map_or(Ok(()), |group| write!(out, ", group {group}"))
 }
 
-/// The first few names, and how many more there are.
-fn names(blocks: &[EngineHash]) -> String {
+/// The first few hashes, and the number of the others.
+fn hashes(blocks: &[EngineHash]) -> String {
     const SHOWN: usize = 4;
     let mut line = String::new();
     for block in blocks.iter().take(SHOWN) {

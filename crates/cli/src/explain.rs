@@ -1,4 +1,4 @@
-//! `wornpath explain`: decides one request against a described fleet and shows why.
+//! `wornpath explain`: routes one request in a described fleet and explains the decision.
 
 use crate::check::{BAD_CONFIGURATION, check};
 use crate::fleet::{build, read_fleet};
@@ -19,67 +19,67 @@ use wornpath_routing::{
     Request, Rng, RoutingPlan,
 };
 
-/// Decide one request against a described fleet, and show why
+/// Route one request in a described fleet, and explain the decision
 ///
-/// Exits with 78 if the profile or the fleet cannot be used.
+/// Exits with 78 if the profile or the fleet is invalid.
 #[derive(Args)]
 pub(crate) struct ExplainArguments {
-    /// The request's JSON body; `-` for standard input
+    /// File with the request's JSON body; `-` for standard input
     #[arg(default_value = "-")]
     body: PathBuf,
-    /// The profile that decides: a file, or the name of a shipped one
+    /// Routing profile: a file, or the name of a built-in profile
     #[arg(long, value_name = "PROFILE")]
     profile: PathBuf,
-    /// The fleet: models, pods, loads and cached prompts
+    /// Fleet description: models, pods, loads and cached prompts
     #[arg(long, value_name = "FILE")]
     fleet: PathBuf,
-    /// A header of the request, as `name: value`; may be given again
+    /// Header of the request, as `name: value`; may be repeated
     #[arg(long, value_name = "HEADER")]
     header: Vec<String>,
-    /// Whose request it is
+    /// Tenant of the request
     #[arg(long)]
     tenant: Option<String>,
-    /// Where chance comes from
+    /// Seed of random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Show everything as JSON
+    /// Print everything as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// When the decision is made: far enough from the beginning of time for the silences that fleets describe.
+/// Time of the decision, late enough for any age of events that a fleet description has.
 const NOW: Duration = Duration::from_secs(1 << 30);
 
-/// Decides and tells `out`; or says what is wrong with the profile and the fleet, both of them.
+/// Decides, or lists the problems of both the profile and the fleet.
 pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let mut surroundings = ProfileEnv::default();
+    let mut env = ProfileEnv::default();
     let fleet = match read_fleet(&arguments.fleet)? {
-        Ok(described) => {
-            let built = build(&arguments.fleet, &described, NOW)?;
-            surroundings.models = Arc::clone(&built.models);
-            surroundings.roles = Some(described.roles());
+        Ok(spec) => {
+            let built = build(&arguments.fleet, &spec, NOW)?;
+            env.models = Arc::clone(&built.models);
+            env.roles = Some(spec.roles());
             Ok(built)
         }
         Err(problems) => Err(problems),
     };
-    match (fleet, check(&arguments.profile, &surroundings)?) {
+    match (fleet, check(&arguments.profile, &env)?) {
         (Ok(built), Ok(profile)) => decide(arguments, &built, &profile, out),
         (fleet, profile) => {
-            refuse(arguments, [fleet.err(), profile.err()].iter().flatten(), out)?;
+            print_problems(arguments, [fleet.err(), profile.err()].iter().flatten(), out)?;
             Ok(ExitCode::from(BAD_CONFIGURATION))
         }
     }
 }
 
-fn refuse<'a>(
+fn print_problems<'a>(
     arguments: &ExplainArguments,
-    mut refused: impl Iterator<Item = &'a Problems>,
+    mut problems: impl Iterator<Item = &'a Problems>,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
     if !arguments.json {
-        return refused.try_for_each(|problems| write!(out, "{problems}"));
+        return problems.try_for_each(|problems| write!(out, "{problems}"));
     }
-    let all: Vec<Value> = refused
+    let all: Vec<Value> = problems
         .flat_map(|problems| problems.to_json().as_array().cloned().unwrap_or_default())
         .collect();
     writeln!(out, "{:#}", json!({"problems": all}))
@@ -97,13 +97,14 @@ fn decide(
     let clock = clock();
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(request);
-    let (mut state, mut rng) = (DecisionState::new(&built.index), Rng::new(arguments.seed));
+    let mut state = DecisionState::new(&built.index);
+    let mut rng = Rng::new(arguments.seed);
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let mut world =
+            let mut env =
                 DecisionEnv { fleet: &built.fleet, state: &mut state, now: NOW, rng: &mut rng };
-            profile.decide_explained(&mut context, &mut world, &mut recorder)
+            profile.decide_explained(&mut context, &mut env, &mut recorder)
         }
     };
     let explanation = recorder.finish();
@@ -113,7 +114,7 @@ fn decide(
         writeln!(out, "{all:#}")?;
     } else {
         write!(out, "{explanation}")?;
-        show(&outcome, built, out)?;
+        print_outcome(&outcome, built, out)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -133,16 +134,16 @@ fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<R
     } else {
         fs::read(path).with_context(|| format!("cannot read {}", path.display()))?
     };
-    // Numbers as the gateway reads them.
+    // Numbers are parsed as the gateway parses them.
     let exact = str::from_utf8(&body).map(|text| exact_numbers(text, Grammar::Json));
     let mut request = Request::from_json(exact.as_ref().map_or(&body, |text| text.as_bytes()))
-        .with_context(|| format!("{} is no request", path.display()))?;
+        .with_context(|| format!("{} is not a valid request", path.display()))?;
     for header in &arguments.header {
         let Some((name, value)) = header.split_once(':') else {
             bail!("header `{header}` has no colon; write `name: value`");
         };
         let Ok(name) = HeaderName::try_from(name.trim()) else {
-            bail!("header `{header}`: `{name}` is no name of a header; write `name: value`");
+            bail!("header `{header}`: invalid header name `{name}`; write `name: value`");
         };
         request.headers.push((name.as_str().to_owned(), value.trim().to_owned()));
     }
@@ -151,21 +152,21 @@ fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<R
     Ok(request)
 }
 
-/// An adapter's name means its base model with the adapter; no name at all means the only model.
+/// Maps an adapter's name to its base model with the adapter, and no name to the only model.
 fn resolve(request: &mut Request, built: &BuiltFleet) {
-    let asked = request.model.base.clone();
-    if built.models.find(&asked).is_some() {
+    let name = request.model.base.clone();
+    if built.models.find(&name).is_some() {
         return;
     }
-    if let ([only], "") = (built.models.all(), asked.as_str()) {
+    if let ([only], "") = (built.models.all(), name.as_str()) {
         request.model.base = only.name().clone();
         return;
     }
     let facts = || built.fleet.pods().iter().map(wornpath_routing::FleetPod::facts);
-    let serves = |facts: &&PodFacts| facts.loras.contains(&asked);
+    let serves = |facts: &&PodFacts| facts.loras.contains(&name);
     if let Some(base) = facts().find(serves).and_then(|facts| facts.models.first()) {
         request.model.base = base.clone();
-        request.model.lora = Some(asked);
+        request.model.lora = Some(name);
     }
 }
 
@@ -183,10 +184,10 @@ fn outcome_json(outcome: &Outcome, built: &BuiltFleet) -> Value {
     }
 }
 
-fn show(outcome: &Outcome, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print_outcome(outcome: &Outcome, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
     match outcome {
-        Outcome::Plan(plan) => show_plan(plan, built, out)?,
-        Outcome::Hold(_) => writeln!(out, "\nhold: it waits until a pod has room")?,
+        Outcome::Plan(plan) => print_plan(plan, built, out)?,
+        Outcome::Hold(_) => writeln!(out, "\nhold: queued until a pod has capacity")?,
         Outcome::Reject(rejection) => {
             writeln!(out, "\nreject: {} {}", rejection.status, rejection.reason)?;
         }
@@ -194,14 +195,15 @@ fn show(outcome: &Outcome, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::R
     Ok(())
 }
 
-fn show_plan(plan: &RoutingPlan, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print_plan(plan: &RoutingPlan, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(out, "\nplan")?;
     for step in &plan.steps {
-        let pod =
-            step.pod.map_or_else(|| "a pod bound when it starts".to_owned(), |pod| built.name(pod));
-        let others: Vec<_> = step.fallbacks.iter().map(|pod| built.name(*pod)).collect();
-        let others = if others.is_empty() { "nobody".to_owned() } else { others.join(", ") };
-        writeln!(out, "  {}: {pod}, else {others}; {}", step.name, step.cache)?;
+        let pod = step
+            .pod
+            .map_or_else(|| "a pod chosen when the step starts".to_owned(), |pod| built.name(pod));
+        let fallbacks: Vec<_> = step.fallbacks.iter().map(|pod| built.name(*pod)).collect();
+        let fallbacks = if fallbacks.is_empty() { "none".to_owned() } else { fallbacks.join(", ") };
+        writeln!(out, "  {}: {pod}, fallback {fallbacks}; {}", step.name, step.cache)?;
     }
     for mark in &plan.marks {
         writeln!(out, "  note: {mark}")?;

@@ -1,4 +1,4 @@
-//! Described fleets from files, with the tokenizers they name.
+//! Fleet descriptions in files, and the tokenizers that they name.
 
 use anyhow::Context;
 use std::fs;
@@ -10,35 +10,31 @@ use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
 use wornpath_routing::{ByteTokenizer, Problems, TextTokenizer, Tokenize};
 
-/// Reads a described fleet, or says everything that is wrong with it.
+/// Reads a fleet description, or lists all of its problems.
 pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetSpec, Problems>> {
     let file = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
     Ok(FleetSpec::read(&file.to_string(), &text))
 }
 
-/// Brings a described fleet to life; tokenizers are looked for beside its file.
-pub(crate) fn build(
-    path: &Path,
-    described: &FleetSpec,
-    now: Duration,
-) -> anyhow::Result<BuiltFleet> {
-    let beside = path.parent().unwrap_or(Path::new("."));
+/// Builds a fleet from its description; paths of tokenizers are relative to the file.
+pub(crate) fn build(path: &Path, spec: &FleetSpec, now: Duration) -> anyhow::Result<BuiltFleet> {
+    let folder = path.parent().unwrap_or(Path::new("."));
     let mut tokenizers: Vec<(&str, Arc<dyn Tokenize>)> = Vec::new();
-    for name in described.models.iter().filter_map(|model| model.tokenizer.as_deref()) {
-        tokenizers.push((name, tokenizer(beside, name)?));
+    for name in spec.models.iter().filter_map(|model| model.tokenizer.as_deref()) {
+        tokenizers.push((name, tokenizer(folder, name)?));
     }
     let find = |name: &str| {
         tokenizers.iter().find(|(known, _)| *known == name).map(|(_, found)| Arc::clone(found))
     };
-    Ok(described.build(now, find)?)
+    Ok(spec.build(now, find)?)
 }
 
-/// A tokenizer by its folder, looked for in `beside`; or `bytes`.
-pub(crate) fn tokenizer(beside: &Path, name: &str) -> anyhow::Result<Arc<dyn Tokenize>> {
+/// Loads the tokenizer in the folder `name`, relative to `base`; `bytes` is the byte tokenizer.
+pub(crate) fn tokenizer(base: &Path, name: &str) -> anyhow::Result<Arc<dyn Tokenize>> {
     Ok(match name {
         "bytes" => Arc::new(ByteTokenizer),
-        folder => Arc::new(load(&beside.join(folder))?),
+        folder => Arc::new(load(&base.join(folder))?),
     })
 }
 

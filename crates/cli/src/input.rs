@@ -1,23 +1,28 @@
-//! Files of lines: what they begin with, if it is no line.
+//! Input files of lines.
 
 use anyhow::{Context, bail};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// Default limit of prompt hashes in memory while a file is planned, in bytes: about those of a
+/// million lines of 16 blocks.
+pub(crate) const PLANNING_MEMORY: usize = 128 << 20;
 
-/// Refuses a file that is packed: none of its lines could be read.
-pub(crate) fn refuse_packed(path: &Path) -> anyhow::Result<()> {
-    let (name, mut start) = (path.display(), Vec::new());
-    let cannot = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(cannot)?;
-    // What is a pipe would lose its first bytes to whoever looks at them.
-    if !file.metadata().with_context(cannot)?.is_file() {
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Refuses a gzip file, none of whose lines could be read.
+pub(crate) fn refuse_gzip(path: &Path) -> anyhow::Result<()> {
+    let cannot_read = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(cannot_read)?;
+    // Reading the start of a pipe would consume it.
+    if !file.metadata().with_context(cannot_read)?.is_file() {
         return Ok(());
     }
-    file.take(2).read_to_end(&mut start).with_context(cannot)?;
-    if start == GZIP {
+    let mut start = Vec::new();
+    file.take(2).read_to_end(&mut start).with_context(cannot_read)?;
+    if start == GZIP_MAGIC {
+        let name = path.display();
         bail!("{name} is a gzip file; unpack it: gzip -dc {name} > FILE");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The `wornpath` binary: reads its arguments and hands over to one module per subcommand.
+//! The `wornpath` binary: parses the command line and runs one module per subcommand.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -11,7 +11,9 @@ mod engine;
 mod events;
 mod explain;
 mod fleet;
+mod http;
 mod input;
+mod logging;
 mod man;
 mod numbers;
 mod plan;
@@ -19,17 +21,16 @@ mod relay;
 mod replay;
 mod run;
 mod serve;
-mod server;
 mod top;
 mod trace;
 
-use broken_pipe::{BrokenPipe, unread};
+use broken_pipe::{BrokenPipe, ignore_broken_pipe};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// A request is dozens of allocations of any size, and the system's allocator gives the pages of a large one back
-/// each time: with this one a prompt of 32 KB costs a tenth less.
+/// A request makes dozens of allocations, and the system's allocator returns the pages of large
+/// ones to the kernel each time: with mimalloc a prompt of 32 KB costs a tenth less.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -64,15 +65,15 @@ enum Command {
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|error| {
-        // Nobody is left to tell if this fails.
-        let _ = tell(&error, &mut io::stderr().lock());
+        // There is nowhere left to report a failure of this.
+        let _ = print_error(&error, &mut io::stderr().lock());
         ExitCode::FAILURE
     })
 }
 
-/// What went wrong and what caused it, each on a line of its own. Where in the code it happened is nothing
-/// for users, even if they ask the programs they write for that.
-fn tell(error: &anyhow::Error, out: &mut impl Write) -> io::Result<()> {
+/// Prints an error and its causes, a line each, and no backtrace: it would not help users, even if
+/// they set `RUST_BACKTRACE` for their own programs.
+fn print_error(error: &anyhow::Error, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "Error: {error}")?;
     error.chain().skip(1).try_for_each(|cause| writeln!(out, "  because: {cause}"))
 }
@@ -101,11 +102,13 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Top(arguments) => top::run(&arguments, out).map(done),
         Command::Trace(arguments) => trace::run(&arguments, out).map(done),
     };
-    ignore_closed_pipe(result.and_then(|code| Ok(unread(out.flush(), ()).map(|()| code)?)))
+    succeed_on_broken_pipe(
+        result.and_then(|code| Ok(ignore_broken_pipe(out.flush(), ()).map(|()| code)?)),
+    )
 }
 
-/// A reader that has seen enough (`wornpath demo | head`) is no failure.
-fn ignore_closed_pipe(result: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+/// A reader that closes the pipe early, as in `wornpath demo | head`, is not a failure.
+fn succeed_on_broken_pipe(result: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     match result {
         Err(error)
             if error

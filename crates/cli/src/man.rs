@@ -1,4 +1,4 @@
-//! `wornpath man`: manual pages, made from the declaration of the arguments.
+//! `wornpath man`: man pages, generated from the declaration of the arguments.
 
 use anyhow::Context;
 use clap::{Args, Command};
@@ -7,18 +7,17 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Print the manual page, or write those of all commands into a folder
+/// Print the man page, or write the man pages of all commands into a folder
 #[derive(Args)]
 #[command(after_help = "Examples:
   wornpath man | man -l -
   wornpath man --folder /usr/local/share/man/man1")]
 pub(crate) struct ManArguments {
-    /// Write wornpath.1, wornpath-serve.1 and so on into this folder, which is made if need be
+    /// Write wornpath.1, wornpath-serve.1 and so on into this folder; created if it does not exist
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
 
-/// Prints or writes the pages of `command`.
 pub(crate) fn run(
     arguments: &ManArguments,
     command: Command,
@@ -27,5 +26,5 @@ pub(crate) fn run(
     let Some(folder) = &arguments.folder else { return Ok(Man::new(command).render(out)?) };
     fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(command, folder))
-        .with_context(|| format!("cannot write pages into {}", folder.display()))
+        .with_context(|| format!("cannot write man pages into {}", folder.display()))
 }

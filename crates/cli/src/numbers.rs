@@ -1,26 +1,53 @@
-//! Numbers on the command line, and what they may be.
+//! Parsers for numbers and durations on the command line.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
-/// As many as a configuration may have.
-const MOST_BLOCK_TOKENS: usize = 1 << 16;
+/// The limit that configurations have.
+const MAX_BLOCK_TOKENS: usize = 1 << 16;
 
-/// Tokens of a block.
 pub(crate) fn block_size(text: &str) -> Result<NonZeroUsize, String> {
-    let size = text.parse::<NonZeroUsize>().ok().filter(|size| size.get() <= MOST_BLOCK_TOKENS);
-    size.ok_or_else(|| format!("`{text}` is no number of tokens from 1 to {MOST_BLOCK_TOKENS}"))
+    let size = text.parse::<NonZeroUsize>().ok().filter(|size| size.get() <= MAX_BLOCK_TOKENS);
+    size.ok_or_else(|| format!("`{text}` is not a number of tokens from 1 to {MAX_BLOCK_TOKENS}"))
 }
 
-/// Tokens that there are some of.
 pub(crate) fn tokens(text: &str) -> Result<usize, String> {
     let tokens = text.parse::<NonZeroUsize>().map(NonZeroUsize::get);
-    tokens.map_err(|_| format!("`{text}` is no number of tokens; give 1 or more"))
+    tokens.map_err(|_| format!("`{text}` is not a number of tokens; give 1 or more"))
 }
 
-/// What something costs.
 pub(crate) fn price(text: &str) -> Result<f64, String> {
     let price = text.parse::<f64>().ok().filter(|price| price.is_finite() && *price >= 0.0);
-    price.ok_or_else(|| format!("`{text}` is no price; give a number of zero or more"))
+    price.ok_or_else(|| format!("`{text}` is not a price; give a number of zero or more"))
+}
+
+/// A duration in milliseconds or seconds: `100ms`, `1.5s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let invalid = || format!("`{text}` is not a duration; write 100ms or 1.5s");
+    if number == text {
+        return Err(invalid());
+    }
+    let seconds: f64 = number.parse().map_err(|_| invalid())?;
+    Duration::try_from_secs_f64(seconds * unit).map_err(|_| invalid())
+}
+
+/// A duration in whole seconds, minutes, hours or days: `90s`, `30m`, `2h`, `1d`.
+pub(crate) fn long_duration(text: &str) -> Result<Duration, String> {
+    let invalid = || format!("`{text}` is not a duration; write it like 90s, 30m, 2h or 1d");
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(invalid)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(invalid()),
+    };
+    let number: u64 = number.parse().map_err(|_| invalid())?;
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(invalid)
 }
 
 #[cfg(test)]
@@ -28,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nothing_can_be_computed_with_is_refused() {
+    fn numbers_outside_their_range_are_refused() {
         assert_eq!(block_size("65536").unwrap().get(), 65_536);
         for wrong in ["0", "65537", "18446744073709551615", "-1", "x"] {
             assert!(block_size(wrong).unwrap_err().contains(wrong));

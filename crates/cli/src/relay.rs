@@ -1,4 +1,4 @@
-//! `wornpath relay`: engines' events to a broker, so that many routers share one stream.
+//! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one stream.
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,14 +11,15 @@ use wornpath_events::{
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
 ///
-/// Batches keep their engine's numbers; each restart of an engine gets a new epoch. When the broker was
-/// away, the relay publishes what it missed, all that is kept if the broker was wiped.
+/// Batches keep the sequence numbers of their engine; each restart of an engine starts a new epoch.
+/// After an outage of the broker, the relay publishes what the broker missed, and everything that
+/// it keeps if the broker was wiped.
 #[derive(Args)]
 pub(crate) struct RelayArguments {
-    /// A pod and where its engine publishes: NAME=zmq://host:port?replay=port; several times for several
+    /// Pod and the publisher of its engine: NAME=zmq://host:port?replay=port; may be repeated
     #[arg(long, value_name = "POD=SOURCE", required = true, value_parser = source)]
     from: Vec<(PodName, ZmqAddress)>,
-    /// nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
+    /// Broker: nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
     #[arg(long, value_name = "BROKER", value_parser = broker)]
     to: RelayBroker,
 }
@@ -26,9 +27,9 @@ pub(crate) struct RelayArguments {
 #[derive(Clone)]
 struct RelayBroker {
     kind: BrokerKind,
-    /// The server's address without what follows.
+    /// The server's address, without the stream.
     url: String,
-    /// A stream's name, or what streams' names begin with.
+    /// Name of the stream or topic, or prefix of such names.
     stream: String,
 }
 
@@ -42,7 +43,7 @@ enum BrokerKind {
 fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
     let (pod, address) = text.split_once("=zmq://").ok_or("expected NAME=zmq://host:port")?;
     if pod.is_empty() {
-        return Err("the pod's name is missing; expected NAME=zmq://host:port".to_owned());
+        return Err("pod name missing; expected NAME=zmq://host:port".to_owned());
     }
     let address = format!("zmq://{address}").parse();
     Ok((pod.into(), address.map_err(|error: wornpath_events::ZmqAddressError| error.to_string())?))
@@ -65,12 +66,12 @@ fn broker(text: &str) -> Result<RelayBroker, String> {
     Ok(RelayBroker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
 }
 
-/// Two relays of one pod in one process would take each other for a restart of the engine.
-fn check(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
+/// Refuses two sources for one pod: each would look like a restart of the engine to the other.
+fn refuse_duplicates(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
     for (at, (pod, address)) in sources.iter().enumerate() {
         if let Some((_, first)) = sources[..at].iter().find(|(other, _)| other == pod) {
             bail!(
-                "pod `{pod}`: found from {first} and from {address}; a pod has one source, give each its own name"
+                "pod `{pod}` has two sources, {first} and {address}; give each source its own pod name"
             );
         }
     }
@@ -78,61 +79,61 @@ fn check(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
 }
 
 pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::Result<()> {
-    check(&arguments.from)?;
+    refuse_duplicates(&arguments.from)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime for network input")?;
+        .context("cannot start the async runtime")?;
     let epoch = starting_epoch();
     runtime.block_on(async {
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
-            let carried = RelayTotals { transport, pod: pod.clone(), epoch };
-            spawn(&mut pods, &arguments.to, carried)?;
+            let pod_relay = PodRelay { transport, pod: pod.clone(), epoch };
+            spawn(&mut pods, &arguments.to, pod_relay)?;
             writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
         }
         out.flush()?;
         match pods.join_next().await {
-            Some(Err(failure)) => bail!("a relay failed: {failure}"),
+            Some(Err(failure)) => bail!("relay panicked: {failure}"),
             _ => Ok(()),
         }
     })
 }
 
-/// Milliseconds since 1970: an epoch must be later than those of every relay before this one.
+/// Milliseconds since 1970: an epoch must be later than those of every earlier relay.
 #[allow(
     clippy::disallowed_methods,
-    reason = "only a clock that outlives the process can order them"
+    reason = "only the wall clock orders the epochs of several processes"
 )]
 fn starting_epoch() -> Epoch {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Epoch(since.as_millis() as u64)
 }
 
-/// One pod on its way to a broker.
-struct RelayTotals {
+/// The relay of one pod.
+struct PodRelay {
     transport: ZeroMq,
     pod: PodName,
     epoch: Epoch,
 }
 
-impl RelayTotals {
+impl PodRelay {
     #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
-    async fn over<S: Sink>(self, sink: S) {
+    async fn run<S: Sink>(self, sink: S) {
         let name = self.pod.clone();
-        let mut has_left_out = false;
-        let report = move |news: RelayEvent<'_>| match news {
-            RelayEvent::EngineHeard => eprintln!("{name}: the engine can be heard"),
+        let mut is_too_large_reported = false;
+        let report = move |event: RelayEvent<'_>| match event {
+            RelayEvent::EngineHeard => eprintln!("{name}: engine connected"),
             RelayEvent::EngineUnheard(why) => {
-                eprintln!("{name}: the engine cannot be heard: {why}; trying again");
+                eprintln!("{name}: engine unreachable: {why}; retrying");
             }
             RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
-                eprintln!("{name}: {error}; trying again");
+                eprintln!("{name}: {error}; retrying");
             }
-            // Where one is too large others will be, and routers count them.
+            // Reported once: routers count the others.
             RelayEvent::Broker(SinkError::TooLarge { .. })
-                if std::mem::replace(&mut has_left_out, true) => {}
+                if std::mem::replace(&mut is_too_large_reported, true) => {}
             RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
         };
         relay(self.transport, sink, self.pod, self.epoch, report).await;
@@ -144,32 +145,33 @@ impl RelayTotals {
     allow(
         unused_variables,
         clippy::needless_pass_by_value,
-        reason = "there is nobody to carry to"
+        reason = "without a broker feature there is nothing to relay to"
     )
 )]
-fn spawn(pods: &mut JoinSet<()>, broker: &RelayBroker, carried: RelayTotals) -> anyhow::Result<()> {
+fn spawn(pods: &mut JoinSet<()>, broker: &RelayBroker, pod_relay: PodRelay) -> anyhow::Result<()> {
     match broker.kind {
         #[cfg(feature = "nats")]
         BrokerKind::Nats => {
             let sink = wornpath_events::NatsSink::new(&broker.url, &broker.stream);
-            pods.spawn(carried.over(sink));
+            pods.spawn(pod_relay.run(sink));
             Ok(())
         }
         #[cfg(feature = "redis")]
         BrokerKind::Redis => {
             let sink = wornpath_events::RedisSink::new(&broker.url, &broker.stream)?;
-            pods.spawn(carried.over(sink));
+            pods.spawn(pod_relay.run(sink));
             Ok(())
         }
         #[cfg(feature = "kafka")]
         BrokerKind::Kafka => {
             let brokers = broker.url.trim_start_matches("kafka://");
-            pods.spawn(carried.over(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
+            pods.spawn(pod_relay.run(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
             Ok(())
         }
         #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
         kind => {
-            let (url, stream) = (without_login(&broker.url), &broker.stream);
+            let url = without_login(&broker.url);
+            let stream = &broker.stream;
             let feature = format!("{kind:?}").to_lowercase();
             bail!(
                 "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"
@@ -183,14 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_has_a_name_and_one_source() {
+    fn a_pod_without_a_name_or_with_two_sources_is_refused() {
         let refusal = source("=zmq://127.0.0.1:1").unwrap_err();
-        assert!(refusal.contains("the pod's name is missing"), "{refusal}");
+        assert!(refusal.contains("pod name missing"), "{refusal}");
         let sources = |names: [&str; 2]| {
             names.map(|name| source(&format!("{name}=zmq://127.0.0.1:1")).unwrap())
         };
-        check(&sources(["a", "b"])).unwrap();
-        let refusal = check(&sources(["a", "a"])).unwrap_err().to_string();
-        assert!(refusal.starts_with("pod `a`: found from zmq://127.0.0.1:1"), "{refusal}");
+        refuse_duplicates(&sources(["a", "b"])).unwrap();
+        let refusal = refuse_duplicates(&sources(["a", "a"])).unwrap_err().to_string();
+        assert!(refusal.starts_with("pod `a` has two sources, zmq://127.0.0.1:1"), "{refusal}");
     }
 }

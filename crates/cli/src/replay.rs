@@ -1,4 +1,4 @@
-//! `wornpath replay`: what routing profiles would have done with recorded traffic, in virtual time.
+//! `wornpath replay`: simulates recorded traffic under routing profiles, in virtual time.
 
 mod progress;
 
@@ -22,16 +22,16 @@ use wornpath_sim::replay::{
 
 /// Replay a trace against simulated engines and compare routing profiles
 ///
-/// Runs in virtual time, with the routing and index code of the live server: hours of traffic take seconds.
-/// A trace has one JSON object a line: timestamp (ms), input_length, output_length and hash_ids (one per block,
-/// equal for equal prefixes), or timestamp, output_length and prompt or messages; sessions have session_id
-/// and, on later turns, delay (ms after the turn before) in place of timestamp.
-/// Exits with 78 if a profile cannot be used.
+/// Runs in virtual time, with the routing and index code of the live server: hours of traffic take
+/// seconds. A trace has one JSON object a line: timestamp (ms), input_length, output_length and
+/// hash_ids (one per block, equal for equal prefixes), or timestamp, output_length and prompt or
+/// messages; sessions have session_id and, on later turns, delay (ms after the previous turn) in
+/// place of timestamp. Exits with 78 if a profile is invalid.
 #[derive(Args)]
 pub(crate) struct ReplayArguments {
-    /// The trace
+    /// Trace to replay
     trace: PathBuf,
-    /// Routing profile to try, a file or the name of a shipped one; may be repeated
+    /// Routing profile: a file, or the name of a built-in profile; may be repeated
     #[arg(long = "profile", required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
     /// Number of engines
@@ -40,66 +40,62 @@ pub(crate) struct ReplayArguments {
     /// Engine profile: a built-in name or the path of a JSON file
     #[arg(long, default_value = "8b-h200")]
     engine: String,
-    /// Make arrivals so many times as frequent; of sessions, their starts
+    /// Factor by which arrivals are more frequent; for sessions, their starts
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
-    /// Number of runs, each with its own jitter and choices by chance
+    /// Number of runs, each with its own jitter and random choices
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// How far arrivals are moved by chance, before --speed
-    #[arg(long, default_value = "1s", value_parser = duration)]
+    /// Random shift of arrivals, applied before --speed
+    #[arg(long, default_value = "1s", value_parser = numbers::duration)]
     jitter: Duration,
-    /// How late cache events reach the router
-    #[arg(long, default_value = "0ms", value_parser = duration)]
+    /// Delay of cache events on their way to the router
+    #[arg(long, default_value = "0ms", value_parser = numbers::duration)]
     events_delay: Duration,
-    /// Replay every session so many times over, each copy with its own blocks and start
+    /// Number of copies of every session, each with its own blocks and start
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     copies: u32,
     /// Tokens per block of the trace
     #[arg(long, default_value = "512", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
-    /// Tokens that each engine's cache holds, if not as its profile says
+    /// Tokens that each engine's KV cache holds; default: as in its profile
     #[arg(long, value_parser = numbers::tokens)]
     kv_tokens: Option<usize>,
-    /// Also write all figures here, as JSON
+    /// Also write all results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write a page with plots of each profile's first run
+    /// Also write an HTML page with plots of each profile's first run
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
-/// Requests that a replay may have: some minutes, and gigabytes.
-const MOST_TURNS: usize = 20_000_000;
+/// Limit of requests in a replay: it takes some minutes, and gigabytes.
+const MAX_TURNS: usize = 20_000_000;
 
-/// How often each session is replayed.
 fn copies(trace: &Trace, copies: u32) -> anyhow::Result<usize> {
-    let (turns, times) = (trace.turns.len(), copies as usize);
+    let turns = trace.turns.len();
+    let times = copies as usize;
     ensure!(
         times == 1 || trace.turns.iter().any(|turn| turn.session.is_some()),
-        "--copies is {copies}, and no request of the trace has a session, so that nothing would be copied; leave it out"
+        "--copies is {copies}, but the trace has no sessions to copy; leave it out"
     );
     ensure!(
-        turns.saturating_mul(times) <= MOST_TURNS,
-        "--copies is {copies}, which makes more than {MOST_TURNS} of {turns} requests; give less"
+        turns.saturating_mul(times) <= MAX_TURNS,
+        "--copies is {copies}: with {turns} requests that exceeds the limit of {MAX_TURNS}; give fewer"
     );
     Ok(times)
 }
 
-/// Replays and prints a table.
 pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let speed = arguments.speed;
-    ensure!(
-        (0.001..=1e6).contains(&speed),
-        "--speed is {speed}; it must be from a thousandth to a million"
-    );
+    ensure!((0.001..=1e6).contains(&speed), "--speed is {speed}; it must be from 0.001 to 1000000");
     check_outputs(arguments)?;
-    // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
+    // All profiles are checked before a run of minutes. Simulated engines serve whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);
-    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
+    let env = ProfileEnv { roles, ..ProfileEnv::default() };
     let mut code = ExitCode::SUCCESS;
     for path in &arguments.profiles {
-        if let Err(problems) = check(path, &surroundings)? {
+        if let Err(problems) = check(path, &env)? {
             eprint!("{problems}");
             code = ExitCode::from(BAD_CONFIGURATION);
         }
@@ -109,7 +105,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     }
     let engine = engine_profile(&arguments.engine)?;
     let file = arguments.trace.display().to_string();
-    input::refuse_packed(&arguments.trace)?;
+    input::refuse_gzip(&arguments.trace)?;
     let text =
         std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
     let trace = Trace::read(&file, &text, arguments.block_size)?;
@@ -120,7 +116,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         (copied.turns.len(), cacheable)
     };
     let title = format!(
-        "{}: {requests} requests, of whose prompts {cacheable:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
+        "{}: {requests} requests, ideal hit rate {cacheable:.3}; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
         arguments.pods,
         engine.name(),
@@ -147,7 +143,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
                 ..ReplayFleet::new(engine.clone(), usize::from(arguments.pods), seed)
             };
             let file = path.display().to_string();
-            let progress = ReplayProgress::new(&name, (seed, arguments.seeds), traffic.turns.len());
+            let progress = ReplayProgress::new(&name, seed, arguments.seeds, traffic.turns.len());
             let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
             let records = replay_watched(&traffic, (&file, &yaml), &fleet, &mut watch)?;
             drop(progress);
@@ -173,39 +169,43 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     Ok(code)
 }
 
-/// Nothing that is read is written over, and nothing that has been written.
+/// Refuses outputs that would overwrite an input or each other.
 fn check_outputs(arguments: &ReplayArguments) -> anyhow::Result<()> {
-    let place = |path: &PathBuf| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let absolute = |path: &PathBuf| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     let inputs = [&arguments.trace].into_iter().chain(&arguments.profiles);
-    let inputs: Vec<_> = inputs.map(place).collect();
+    let inputs: Vec<_> = inputs.map(absolute).collect();
     let outputs = [("--json", &arguments.json), ("--html", &arguments.html)];
     for (option, path) in
         outputs.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)))
     {
-        let is_input = path.exists() && inputs.contains(&place(path));
-        ensure!(!is_input, "{option} {} is an input, which would be overwritten", path.display());
+        let is_input = path.exists() && inputs.contains(&absolute(path));
+        ensure!(
+            !is_input,
+            "{option} {} would overwrite an input; name another file",
+            path.display()
+        );
     }
     if let (Some(json), Some(html)) = (&arguments.json, &arguments.html) {
         let name = html.display();
         ensure!(
-            place(json) != place(html),
+            absolute(json) != absolute(html),
             "--json and --html are both {name}; give each a file of its own"
         );
     }
     Ok(())
 }
 
-/// What a profile is called: its file without the ending, or all of its path where others are called so too.
+/// The name of a profile: its file name without extension, or its whole path if that is not unique.
 fn name(path: &Path, all: &[PathBuf]) -> String {
     let stem = |path: &Path| path.file_stem().unwrap_or(path.as_os_str()).to_owned();
-    let is_alone = all.iter().filter(|other| stem(other) == stem(path)).count() == 1;
-    if is_alone { stem(path).to_string_lossy().into_owned() } else { path.display().to_string() }
+    let is_unique = all.iter().filter(|other| stem(other) == stem(path)).count() == 1;
+    if is_unique { stem(path).to_string_lossy().into_owned() } else { path.display().to_string() }
 }
 
 fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {
     let Summary { ttft, tpot, .. } = row;
     if !row.is_answered() {
-        return Ok(writeln!(out, "{name:<24} none of {} was answered", row.requests)?);
+        return Ok(writeln!(out, "{name:<24} none of {} requests was answered", row.requests)?);
     }
     writeln!(
         out,
@@ -215,7 +215,7 @@ fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<
     Ok(())
 }
 
-/// The mean of each figure over the runs that have them, and all failures.
+/// The mean of each figure over the runs with answers, and the sum of failures.
 fn mean(runs: &[Summary]) -> Summary {
     let of = |figure: fn(&Summary) -> f64| {
         let answered: Vec<_> = runs.iter().filter(|run| run.is_answered()).map(figure).collect();
@@ -241,26 +241,12 @@ fn mean(runs: &[Summary]) -> Summary {
     }
 }
 
-/// `100ms` or `1.5s`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.strip_suffix("ms") {
-        Some(number) => (number, 1e-3),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    let wrong = || format!("`{text}` is no time; write 100ms or 1.5s");
-    if number == text {
-        return Err(wrong());
-    }
-    let seconds: f64 = number.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(seconds * unit).map_err(|_| wrong())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn profiles_are_called_by_their_files_unless_two_are_called_so() {
+    fn a_profile_is_named_by_its_file_unless_two_have_that_name() {
         let all = ["a/one.yaml", "b/one.yaml", "two.yaml"].map(PathBuf::from);
         assert_eq!(
             all.each_ref().map(|path| name(path, &all)),

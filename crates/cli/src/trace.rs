@@ -1,8 +1,7 @@
-//! `wornpath trace`: live traffic as a trace that can be replayed.
+//! `wornpath trace`: records live traffic as a trace for `wornpath replay`.
 
-use crate::batch::Service;
-use crate::replay::duration;
-use crate::server::{CertificateArguments, Server};
+use crate::http::{Endpoint, HttpClient, TlsArguments};
+use crate::numbers::duration;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
@@ -13,8 +12,8 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often the gateway is asked.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often the admin plane is polled for new requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Record the traffic of a running gateway
 #[derive(Args)]
@@ -27,46 +26,49 @@ pub(crate) struct TraceArguments {
 enum TraceCommand {
     /// Write the requests that a gateway answers as a trace for `wornpath replay`
     ///
-    /// Of a prompt only its length is written, and a number for each of its blocks, the same where prompts begin alike:
-    /// no text, and no hash that could be compared with one. Requests are written as they end; what has no whole answer
-    /// is left out and counted. The profile that routes them must hash prompts, as all do that look at caches.
+    /// Of a prompt, only its length and a number for each of its blocks are written; prompts with a
+    /// common prefix have the same first numbers. The trace holds no text, and no hash that could
+    /// be compared with one. A request is written when it ends; requests without a complete answer
+    /// are skipped and counted. The profile that routes the requests must hash prompts, as all
+    /// cache-aware profiles do.
     Record(RecordArguments),
 }
 
 #[derive(Args)]
 struct RecordArguments {
-    /// Where to write it; must not exist
+    /// File to write the trace to; must not exist
     file: PathBuf,
-    /// The gateway's admin plane (`admin` of its `listen`, or `serve --admin`)
+    /// Address of the gateway's admin plane (`listen.admin` of its configuration, or `serve
+    /// --admin`)
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
     admin: String,
-    /// The token of the admin plane, if it has one
+    /// Token of the admin plane, if it requires one
     #[arg(long, env = "WORNPATH_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
     #[command(flatten)]
-    certificates: CertificateArguments,
-    /// End after so long, like 90s; else at ctrl-C
+    tls: TlsArguments,
+    /// Stop after this time, like 90s; without it, at ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
-    /// End after so many requests
+    /// Stop after this many requests
     #[arg(long, value_name = "COUNT")]
     requests: Option<u64>,
-    /// Only requests for this model
+    /// Record only requests for this model
     #[arg(long)]
     model: Option<String>,
 }
 
-/// What the admin plane answers.
+/// A page of `/traffic` of the admin plane.
 #[derive(Deserialize)]
-struct RecordingEvent {
+struct TrafficPage {
     now_us: u64,
     next: u64,
     missed: u64,
-    requests: Vec<RecordingPart>,
+    requests: Vec<TrafficEntry>,
 }
 
 #[derive(Deserialize)]
-struct RecordingPart {
+struct TrafficEntry {
     arrived_us: u64,
     model: String,
     block_tokens: usize,
@@ -75,95 +77,94 @@ struct RecordingPart {
     blocks: Vec<String>,
 }
 
-/// Records.
 pub(crate) fn run(arguments: &TraceArguments, out: &mut impl Write) -> anyhow::Result<()> {
     let TraceCommand::Record(arguments) = &arguments.command;
-    let named = ("--admin", arguments.admin.as_str());
-    let server = Server::at("the admin plane", named, &arguments.certificates)?;
-    let service = Service::of(server, arguments.token.as_deref());
+    let endpoint = Endpoint::new("the admin plane", "--admin", &arguments.admin, &arguments.tls)?;
+    let admin = HttpClient::new(endpoint, arguments.token.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // Asked once before the file is made: a gateway that cannot be reached leaves none behind.
-        let first = ask(&service, None).await?;
-        let mut tape = Recording::create(&arguments.file, first.now_us)?;
-        tape.model.clone_from(&arguments.model);
-        writeln!(out, "recording to {}; ctrl-C ends it", arguments.file.display())?;
+        // Polled once before the file is created: an unreachable gateway leaves none behind.
+        let first = poll(&admin, None).await?;
+        let mut recording = Recording::create(&arguments.file, first.now_us)?;
+        recording.model.clone_from(&arguments.model);
+        writeln!(out, "recording to {}; ctrl-C stops it", arguments.file.display())?;
         out.flush()?;
-        let ended = record(&service, first.next, arguments, &mut tape).await;
-        // What was recorded until then is kept, whatever went wrong.
-        let finished = tape.finish(&arguments.file, out);
+        let ended = record(&admin, first.next, arguments, &mut recording).await;
+        // What was recorded before an error is kept.
+        let finished = recording.finish(&arguments.file, out);
         ended.and(finished)
     })
 }
 
 async fn record(
-    service: &Service,
+    admin: &HttpClient,
     mut next: u64,
     arguments: &RecordArguments,
-    tape: &mut Recording,
+    recording: &mut Recording,
 ) -> anyhow::Result<()> {
     let end = tokio::time::sleep(arguments.time.unwrap_or(Duration::MAX));
-    // One listener for the whole time: a signal that comes while the gateway is asked is not lost.
+    // One listener for the whole time, so that no signal is lost during a poll.
     let interrupted = wornpath_gateway::told_to_end();
     tokio::pin!(end, interrupted);
-    let is_full = |tape: &Recording| arguments.requests.is_some_and(|most| tape.written >= most);
+    let is_full =
+        |recording: &Recording| arguments.requests.is_some_and(|most| recording.written >= most);
     let mut is_over = false;
-    while !is_over && !is_full(tape) {
+    while !is_over && !is_full(recording) {
         is_over = tokio::select! {
-            () = tokio::time::sleep(LOOK) => false,
+            () = tokio::time::sleep(POLL_INTERVAL) => false,
             () = &mut end => true,
             ended = &mut interrupted => { ended?; true }
         };
-        // More at once than one answer holds: asked again until there is nothing new.
+        // A page may not hold everything: polled until there is nothing new.
         loop {
-            let heard = tokio::select! {
-                heard = ask(service, Some(next)) => heard?,
+            let page = tokio::select! {
+                page = poll(admin, Some(next)) => page?,
                 ended = &mut interrupted, if !is_over => { ended?; return Ok(()) }
             };
-            tape.missed += heard.missed;
-            let is_last = heard.next == next;
-            next = heard.next;
-            for taken in &heard.requests {
-                if !is_full(tape) {
-                    tape.write(taken)?;
+            recording.missed += page.missed;
+            let is_last = page.next == next;
+            next = page.next;
+            for entry in &page.requests {
+                if !is_full(recording) {
+                    recording.write(entry)?;
                 }
             }
-            if is_last || is_full(tape) {
+            if is_last || is_full(recording) {
                 break;
             }
         }
-        tape.file.flush()?;
+        recording.file.flush()?;
     }
     Ok(())
 }
 
-async fn ask(service: &Service, after: Option<u64>) -> anyhow::Result<RecordingEvent> {
+async fn poll(admin: &HttpClient, after: Option<u64>) -> anyhow::Result<TrafficPage> {
     let query = after.map_or_else(String::new, |after| format!("?after={after}"));
-    let heard = service.get(&format!("/traffic{query}")).await?;
-    serde_json::from_value(heard).context("the answer of the admin plane cannot be read")
+    let page = admin.get(&format!("/traffic{query}")).await?;
+    serde_json::from_value(page).context("the admin plane answered with unexpected JSON")
 }
 
-/// The file, and what it needs to be written.
+/// A trace file that is being written.
 struct Recording {
     file: BufWriter<File>,
     model: Option<String>,
-    /// The number of each block so far.
+    /// The number given to each block, by its hash.
     numbers: HashMap<String, usize>,
-    /// When it began, by the gateway's clock.
+    /// Start of the recording, in microseconds of the gateway's clock.
     zero: u64,
-    /// Tokens per block, of all.
+    /// Tokens per block of all requests in the file.
     block_tokens: Option<usize>,
     written: u64,
     unanswered: u64,
     missed: u64,
-    /// Requests whose blocks have another size.
+    /// Requests left out because their blocks have another size.
     other_blocks: u64,
 }
 
 impl Recording {
     fn create(path: &Path, zero: u64) -> anyhow::Result<Self> {
         let file = File::create_new(path)
-            .with_context(|| format!("cannot make {}; name a new file", path.display()))?;
+            .with_context(|| format!("cannot create {}; name a new file", path.display()))?;
         Ok(Self {
             file: BufWriter::new(file),
             model: None,
@@ -177,15 +178,15 @@ impl Recording {
         })
     }
 
-    fn write(&mut self, taken: &RecordingPart) -> anyhow::Result<()> {
-        if self.model.as_ref().is_some_and(|model| *model != taken.model) {
+    fn write(&mut self, entry: &TrafficEntry) -> anyhow::Result<()> {
+        if self.model.as_ref().is_some_and(|model| *model != entry.model) {
             return Ok(());
         }
-        let Some(output_tokens) = taken.output_tokens else {
+        let Some(output_tokens) = entry.output_tokens else {
             self.unanswered += 1;
             return Ok(());
         };
-        if taken.block_tokens != *self.block_tokens.get_or_insert(taken.block_tokens) {
+        if entry.block_tokens != *self.block_tokens.get_or_insert(entry.block_tokens) {
             self.other_blocks += 1;
             return Ok(());
         }
@@ -194,10 +195,10 @@ impl Recording {
             let next = numbers.len();
             *numbers.entry(block.clone()).or_insert(next)
         };
-        let ids: Vec<usize> = taken.blocks.iter().map(&mut number).collect();
+        let ids: Vec<usize> = entry.blocks.iter().map(&mut number).collect();
         let line = json!({
-            "timestamp": taken.arrived_us.saturating_sub(self.zero) as f64 / 1e3,
-            "input_length": taken.prompt_tokens,
+            "timestamp": entry.arrived_us.saturating_sub(self.zero) as f64 / 1e3,
+            "input_length": entry.prompt_tokens,
             "output_length": output_tokens,
             "hash_ids": ids,
         });
@@ -211,22 +212,22 @@ impl Recording {
         let Self { written, unanswered, missed, other_blocks, .. } = self;
         writeln!(
             out,
-            "{written} requests recorded; left out: {unanswered} without a whole answer, {missed} missed"
+            "{written} requests recorded; skipped: {unanswered} without a complete answer, {missed} missed"
         )?;
         if other_blocks > 0 {
             writeln!(
                 out,
-                "{other_blocks} more have blocks of another size; record one model with --model"
+                "{other_blocks} more skipped: blocks of another size; record one model with --model"
             )?;
         }
         if written == 0 {
-            // Nobody can use it, and it would stand in the way of the next try.
+            // An empty file would only block the next attempt.
             std::fs::remove_file(path)
                 .with_context(|| format!("cannot remove {}", path.display()))?;
         }
         ensure!(
             written > 0,
-            "nothing was recorded; do requests come, with a profile that hashes their prompts?"
+            "nothing was recorded; does the gateway receive requests, and does its profile hash prompts?"
         );
         let block_tokens = self.block_tokens.unwrap_or_default();
         let path = path.display();

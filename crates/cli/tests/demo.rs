@@ -31,19 +31,20 @@ fn the_demo_compares_policies_explains_and_loses_a_pod_but_no_request() {
     assert_eq!(cells(&shown, "failed requests"), ["0", "0"], "{shown}");
     assert!(shown.contains("0 failed requests; "), "{shown}");
     assert!(shown.contains("240 of 240 answered, 0 failed"), "{shown}");
-    // What was planned is what was done: the plan is that of the request, and not of another like it.
+    // What was planned is what was done: the plan is that of the request, and not of another like
+    // it.
     let after = |words: &str| {
         shown.split(words).nth(1).unwrap_or_else(|| panic!("no `{words}` in {shown}"))
     };
     let split = after("plan: prefill on pod-0, then decode on ");
     let pod = split.lines().next().unwrap();
-    assert!(split.contains(&format!("carried out: {pod} answered; ")), "{shown}");
+    assert!(split.contains(&format!("result: {pod} answered; ")), "{shown}");
     let pod = after("→").split_whitespace().next().unwrap();
-    assert!(after("→").contains(&format!("carried out: {pod} answered; ")), "{shown}");
+    assert!(after("→").contains(&format!("result: {pod} answered; ")), "{shown}");
 }
 
 #[test]
-fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
+fn the_demo_serves_until_a_signal_and_shuts_down_cleanly() {
     let mut child = demo().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
@@ -53,7 +54,10 @@ fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
     while !shown.contains("/openapi.json") {
         let Some(line) = lines.next() else {
             let ended = child.wait_with_output().unwrap();
-            panic!("it invites nobody: {shown}{}", String::from_utf8_lossy(&ended.stderr));
+            panic!(
+                "the demo ended before it invited to send requests: {shown}{}",
+                String::from_utf8_lossy(&ended.stderr)
+            );
         };
         shown.push_str(&line.unwrap());
         shown.push('\n');
@@ -75,7 +79,7 @@ fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
 }
 
 #[test]
-fn ctrl_c_in_the_middle_ends_everything_at_once_and_leaves_nobody_behind() {
+fn ctrl_c_during_the_comparison_ends_the_demo_and_leaves_no_process_behind() {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     demo.args(["demo", "--requests", "1000000"]);
     let mut child = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -89,5 +93,5 @@ fn ctrl_c_in_the_middle_ends_everything_at_once_and_leaves_nobody_behind() {
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(1), "{rest:?}");
-    assert_eq!(rest.last().map(String::as_str), Some("Ended early."), "{rest:?}");
+    assert_eq!(rest.last().map(String::as_str), Some("Interrupted."), "{rest:?}");
 }

@@ -1,4 +1,4 @@
-//! The demo's engines, and the settings of a gateway in front of them.
+//! The demo's simulated engines, and the gateway settings for them.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -16,28 +16,28 @@ use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 use wornpath_sim::{EngineProfile, EngineSettings};
 
-use super::client::forget;
-use super::folder::Folder;
+use super::client::reset_cache;
+use super::temp_folder::TempFolder;
 
-/// What the engines are taken for.
+/// Profile of the simulated engines.
 pub(super) const ENGINE: &str = "32b-h100x2";
-/// They run so many times faster than such an engine would.
+/// Factor by which they run faster than a real engine of this profile.
 pub(super) const SPEED: f64 = 8.0;
-/// Less than a free engine has: the rest is taken by requests that run, and it shows eviction.
+/// Smaller than a whole cache: running requests use part of one, and eviction becomes visible.
 pub(super) const KV_TOKENS: usize = 120_000;
 
-/// Decisions a second that can be looked at afterwards.
-const EXPLAINED: f64 = 5.0;
+/// Decisions a second that are explained.
+const EXPLAINED_PER_SECOND: f64 = 5.0;
 
-const ANYWHERE: SocketAddr =
+const FREE_PORT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// Engines that serve until they are dropped.
 pub(super) struct DemoFleet {
     pub(super) engines: Vec<ServedEngine>,
     pub(super) profile: EngineProfile,
-    /// Where the gateway keeps batches.
-    pub(super) folder: Folder,
+    /// Holds the gateway's batches.
+    pub(super) folder: TempFolder,
 }
 
 impl DemoFleet {
@@ -49,27 +49,27 @@ impl DemoFleet {
         options.speed = SPEED;
         let mut engines = Vec::new();
         for _ in 0..count {
-            let addresses = Addresses { http: ANYWHERE, events: ANYWHERE, replay: ANYWHERE };
+            let addresses = Addresses { http: FREE_PORT, events: FREE_PORT, replay: FREE_PORT };
             engines.push(ServedEngine::start(options.clone(), addresses).await?);
         }
-        Ok(Self { engines, profile, folder: Folder::new()? })
+        Ok(Self { engines, profile, folder: TempFolder::new()? })
     }
 
-    /// Empties all caches.
-    pub(super) async fn forget(&self) -> anyhow::Result<()> {
+    /// Resets all caches.
+    pub(super) async fn reset_caches(&self) -> anyhow::Result<()> {
         for engine in &self.engines {
-            forget(engine.addresses().http, ENGINE).await?;
+            reset_cache(engine.addresses().http, ENGINE).await?;
         }
         Ok(())
     }
 
-    /// The engine that the gateway calls `pod`.
-    pub(super) fn named(&self, pod: &str) -> Option<&ServedEngine> {
+    /// The engine behind the pod of this name.
+    pub(super) fn engine(&self, pod: &str) -> Option<&ServedEngine> {
         let at = (0..self.engines.len()).find(|number| name(*number) == pod)?;
         self.engines.get(at)
     }
 
-    /// A gateway in front of them that goes by this shipped profile.
+    /// Settings of a gateway in front of the engines that routes by a built-in profile.
     pub(super) fn settings(&self, policy: &str) -> anyhow::Result<Settings> {
         let model = ModelSettings {
             name: ENGINE.to_owned(),
@@ -79,13 +79,13 @@ impl DemoFleet {
         };
         let pods = self.engines.iter().enumerate();
         Ok(Settings {
-            client: ANYWHERE,
-            admin: Some(ANYWHERE),
+            client: FREE_PORT,
+            admin: Some(FREE_PORT),
             pods: pods.map(|(number, engine)| pod(number, engine.addresses())).collect(),
             models: vec![model],
             profiles: vec![profile(policy)?],
             reveal: DebugHeaders::Pod,
-            explained: EXPLAINED,
+            explained: EXPLAINED_PER_SECOND,
             batch: Some(BatchRules::kept(BatchStoreSettings::Folder(
                 self.folder.path().join("batches"),
             ))),
@@ -100,7 +100,7 @@ fn name(number: usize) -> String {
     format!("pod-{number}")
 }
 
-/// Every pod answers whole requests; for plans of two steps, the first one computes prompts for the others.
+/// Every pod serves whole requests; in plans of two steps, the first pod prefills for the others.
 fn pod(number: usize, addresses: Addresses) -> PodSettings {
     let mut pod = PodSettings::at(&format!("http://{}", addresses.http));
     pod.facts.name = name(number).as_str().into();
@@ -118,7 +118,7 @@ fn pod(number: usize, addresses: Addresses) -> PodSettings {
 }
 
 fn profile(policy: &str) -> anyhow::Result<NamedProfile> {
-    let text = shipped(policy).with_context(|| format!("no profile `{policy}` is shipped"))?;
+    let text = shipped(policy).with_context(|| format!("unknown built-in profile `{policy}`"))?;
     let file = format!("shipped profile `{policy}`");
     Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
 }

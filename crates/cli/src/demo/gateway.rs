@@ -1,5 +1,6 @@
-//! The demo's gateway: the one of `wornpath serve`, in a thread of this process.
+//! The demo's gateway: that of `wornpath serve`, in a thread of this process.
 
+use super::client::DemoClient;
 use anyhow::{Context, anyhow};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,12 +15,14 @@ use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::{Gateway, Readiness, RequestSummary, ServeError, serve};
 use wornpath_routing::{BreakerState, Health};
 
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A gateway that serves until the process is told to end.
+/// A gateway that serves until the process receives SIGINT or SIGTERM.
 pub(super) struct DemoGateway<'scope> {
+    /// Address of the client API.
     pub(super) client: SocketAddr,
+    pub(super) chat: DemoClient,
     pub(super) admin: SocketAddr,
     pub(super) gateway: Arc<Gateway>,
     recent: Arc<RecentDecisions>,
@@ -27,34 +30,36 @@ pub(super) struct DemoGateway<'scope> {
 }
 
 impl<'scope> DemoGateway<'scope> {
-    /// Starts it, and waits until it listens.
+    /// Starts the gateway, and waits until it listens.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         settings: Settings,
         logging: Box<dyn Logging>,
     ) -> anyhow::Result<Self> {
-        let (tell, told) = sync_channel(1);
+        let (sender, started) = sync_channel(1);
         let thread = Builder::new().name("gateway".to_owned()).spawn_scoped(scope, move || {
-            let (around, batch) = (OnceLock::new(), settings.batch.clone());
+            let handles = OnceLock::new();
+            let batch = settings.batch.clone();
             let set_up = |gateway: &Arc<Gateway>| {
-                let (config, tokenizers) = (Config::bare(), Tokenizers::new(Path::new("")));
-                let setup = Setup { path: None, config, tokenizers, logging };
+                let tokenizers = Tokenizers::new(Path::new(""));
+                let setup = Setup { path: None, config: Config::bare(), tokenizers, logging };
                 let set_up = start(gateway, setup)?;
                 if let Some(rules) = batch {
                     serve_batches(gateway, rules)?;
                 }
-                // Set once: a gateway is set up once.
-                let _ = around.set((Arc::clone(gateway), set_up.recent, set_up.admin));
+                // Cannot fail: a gateway is set up once.
+                let _ = handles.set((Arc::clone(gateway), set_up.recent, set_up.admin));
                 Ok(())
             };
             serve(settings, set_up, |serving| {
-                // Whoever waits for it may have gone.
-                let _ = tell.send((serving.client, around.get().cloned()));
+                // The receiver may be gone.
+                let _ = sender.send((serving.client, handles.get().cloned()));
             })
         })?;
-        match told.recv() {
+        match started.recv() {
             Ok((client, Some((gateway, recent, Some(admin))))) => {
-                Ok(Self { client, admin, gateway, recent, thread })
+                let chat = DemoClient::new(client)?;
+                Ok(Self { client, chat, admin, gateway, recent, thread })
             }
             Ok(_) => Err(anyhow!("the gateway has no admin address")),
             Err(_) => match thread.join() {
@@ -64,12 +69,12 @@ impl<'scope> DemoGateway<'scope> {
         }
     }
 
-    /// Goes by other settings from now on.
+    /// Replaces the settings.
     pub(super) fn apply(&self, settings: Settings) -> anyhow::Result<()> {
         Ok(self.gateway.pods().apply(settings)?)
     }
 
-    /// Waits until requests go to all pods: they answer, and none is kept away for what it did before.
+    /// Waits until every pod is up and its breaker closed.
     pub(super) async fn all_up(&self) -> anyhow::Result<()> {
         let is_up = || {
             let snapshot = self.gateway.snapshot();
@@ -77,52 +82,52 @@ impl<'scope> DemoGateway<'scope> {
                 vitals.health() == Health::Up && vitals.breaker() == BreakerState::Closed
             })
         };
-        until(is_up).await.context("not all engines came up")
+        until(is_up).await.context("some pods are not up")
     }
 
-    /// Waits until nothing is known to be cached.
-    pub(super) async fn all_forgotten(&self) -> anyhow::Result<()> {
+    /// Waits until the index is empty.
+    pub(super) async fn index_empty(&self) -> anyhow::Result<()> {
         let is_empty = || {
             let snapshot = self.gateway.snapshot();
             let blocks =
                 |pod| self.gateway.pods().index().pod_stats(pod).map_or(0, |stats| stats.blocks);
             snapshot.entries().iter().all(|entry| blocks(entry.pod.id()) == 0)
         };
-        until(is_empty).await.context("the index still holds blocks of caches that were emptied")
+        until(is_empty).await.context("the index still holds blocks of caches that were reset")
     }
 
-    /// What became of a request, which is known a moment after its answer.
+    /// The summary of a request, which is recorded a moment after its answer.
     pub(super) async fn record(&self, id: &str) -> anyhow::Result<Arc<RequestSummary>> {
         until(|| self.recent.find(id).is_some()).await?;
-        self.recent.find(id).with_context(|| format!("request `{id}` is not remembered"))
+        self.recent.find(id).with_context(|| format!("no summary of request `{id}`"))
     }
 
-    /// Whether somebody pressed ctrl-C.
-    pub(super) fn is_told_to_end(&self) -> bool {
+    /// Whether the gateway drains, as after ctrl-C, or has ended.
+    pub(super) fn is_stopping(&self) -> bool {
         self.gateway.readiness() == Readiness::Draining || self.thread.is_finished()
     }
 
-    /// Waits until the process is told to end and the gateway has.
+    /// Waits until the gateway has ended.
     pub(super) fn wait(self) -> anyhow::Result<()> {
         self.thread.join().map_err(|_| anyhow!("the gateway panicked"))??;
         Ok(())
     }
 
-    /// Tells it to end as a terminal would: a gateway listens to signals alone.
-    pub(super) fn end(self) -> anyhow::Result<()> {
+    /// Ends the gateway by a signal to this process, the only way to stop one.
+    pub(super) fn stop(self) -> anyhow::Result<()> {
         use rustix::process::{Signal, getpid, kill_process};
         kill_process(getpid(), Signal::TERM)?;
         self.wait()
     }
 }
 
-async fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+async fn until(condition: impl Fn() -> bool) -> anyhow::Result<()> {
     let waiting = async {
-        while !is_so() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+        while !condition() {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
+    tokio::time::timeout(TIMEOUT, waiting)
         .await
-        .with_context(|| format!("not within {} s", PATIENCE.as_secs()))
+        .with_context(|| format!("timeout after {} s", TIMEOUT.as_secs()))
 }

@@ -1,118 +1,119 @@
-//! Plays sessions through the gateway, and shows how far it is.
+//! Load of the demo: users that send the turns of their sessions through the gateway.
 
-use super::client::{DemoAnswer, DemoDelivery, chat, chat_body};
+use super::client::{DemoAnswer, DemoClient, DemoDelivery, chat_body};
 use super::fleet::{ENGINE, SPEED};
 use super::workload::DemoSession;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
-use wornpath_sim::StepCost;
+use wornpath_sim::{StepCost, StepLoad};
 
-/// What became of one request.
-pub(super) type DemoUsage = anyhow::Result<DemoAnswer>;
+/// The outcome of one request.
+pub(super) type DemoOutcome = anyhow::Result<DemoAnswer>;
 
 /// How users behave.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Users {
     count: usize,
     delivery: DemoDelivery,
-    /// How much faster than people they are between two turns.
-    haste: f64,
+    /// Factor by which they think faster than people between two turns.
+    speed: f64,
 }
 
 impl Users {
-    /// Enough to keep the engines busy, as hasty as those are.
+    /// Enough to keep the engines busy, sped up as those are.
     pub(super) const fn many(delivery: DemoDelivery) -> Self {
-        Self { count: 20, delivery, haste: SPEED }
+        Self { count: 20, delivery, speed: SPEED }
     }
 
-    /// About ten requests a second: something to look at, and room for whoever tries something.
+    /// About ten requests a second, which leaves capacity for requests of the user.
     pub(super) const fn few() -> Self {
-        Self { count: 12, delivery: DemoDelivery::Stream, haste: 1.0 }
+        Self { count: 12, delivery: DemoDelivery::Stream, speed: 1.0 }
     }
 }
 
-/// Users that are at work; dropping this sends them home.
+/// Running users; dropping this stops them.
 pub(super) struct DemoLoad {
-    told: UnboundedReceiver<DemoUsage>,
+    outcomes: UnboundedReceiver<DemoOutcome>,
     _users: JoinSet<()>,
 }
 
 impl DemoLoad {
     /// Each user takes the next session when the one before has ended.
     pub(super) fn start(
-        gateway: SocketAddr,
+        client: &DemoClient,
         sessions: impl IntoIterator<Item = DemoSession, IntoIter: Send + 'static>,
         users: Users,
     ) -> Self {
-        let (tell, told) = unbounded_channel();
+        let (sender, outcomes) = unbounded_channel();
         let sessions = Arc::new(Mutex::new(sessions.into_iter()));
         let mut tasks = JoinSet::new();
         for _ in 0..users.count {
-            let (sessions, tell) = (Arc::clone(&sessions), tell.clone());
+            let client = client.clone();
+            let sessions = Arc::clone(&sessions);
+            let sender = sender.clone();
             tasks.spawn(async move {
                 let next = || sessions.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(session) = next() {
-                    converse(gateway, session, users, &tell).await;
+                    converse(&client, session, users, &sender).await;
                 }
             });
         }
-        Self { told, _users: tasks }
+        Self { outcomes, _users: tasks }
     }
 
-    /// What the next request came to; none after the last one.
-    pub(super) async fn next(&mut self) -> Option<DemoUsage> {
-        self.told.recv().await
+    /// The outcome of the next request that ends; none after the last one.
+    pub(super) async fn next(&mut self) -> Option<DemoOutcome> {
+        self.outcomes.recv().await
     }
 }
 
 async fn converse(
-    gateway: SocketAddr,
+    client: &DemoClient,
     session: DemoSession,
     users: Users,
-    tell: &UnboundedSender<DemoUsage>,
+    sender: &UnboundedSender<DemoOutcome>,
 ) {
     let mut messages = session.opening;
     for (turn, pause) in session.turns.iter().zip(&session.pauses) {
-        tokio::time::sleep(Duration::from_secs_f64(pause / users.haste)).await;
+        tokio::time::sleep(Duration::from_secs_f64(pause / users.speed)).await;
         messages.push(json!({"role": "user", "content": turn}));
-        let answered = chat(gateway, chat_body(ENGINE, &messages), users.delivery).await;
-        let said = answered.as_ref().map_or_else(|_| String::new(), |answer| answer.text.clone());
-        messages.push(json!({"role": "assistant", "content": said}));
-        if tell.send(answered).is_err() {
+        let outcome = client.chat(chat_body(ENGINE, &messages), users.delivery).await;
+        let text = outcome.as_ref().map_or_else(|_| String::new(), |answer| answer.text.clone());
+        messages.push(json!({"role": "assistant", "content": text}));
+        if sender.send(outcome).is_err() {
             return;
         }
     }
 }
 
-/// What a run came to.
+/// Totals of a run.
 #[derive(Debug, Default)]
 pub(super) struct DemoTally {
     pub(super) first_tokens: Vec<Duration>,
     pub(super) prompt_tokens: usize,
     pub(super) cached_tokens: usize,
-    /// Milliseconds of prefill that caches spared the engines.
-    pub(super) spared_ms: f64,
-    /// Why each failed request failed.
+    /// Milliseconds of prefill that cached tokens saved the engines.
+    pub(super) saved_ms: f64,
+    /// The error of each failed request.
     pub(super) failures: Vec<String>,
-    /// Who answered how often.
+    /// Requests that each pod answered.
     pub(super) pods: Vec<(String, usize)>,
 }
 
 impl DemoTally {
-    pub(super) fn add(&mut self, told: DemoUsage, cost: &StepCost) {
-        let answer = match told {
+    pub(super) fn add(&mut self, outcome: DemoOutcome, cost: &StepCost) {
+        let answer = match outcome {
             Ok(answer) => answer,
             Err(error) => return self.failures.push(format!("{error:#}")),
         };
         self.first_tokens.push(answer.first_token);
         self.prompt_tokens += answer.prompt_tokens;
         self.cached_tokens += answer.cached_tokens;
-        self.spared_ms += super::table::spared_ms(cost, answer.prompt_tokens, answer.cached_tokens);
+        self.saved_ms += saved_ms(cost, answer.prompt_tokens, answer.cached_tokens);
         match self.pods.iter_mut().find(|(pod, _)| *pod == answer.pod) {
             Some((_, count)) => *count += 1,
             None => self.pods.push((answer.pod, 1)),
@@ -128,8 +129,8 @@ impl DemoTally {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// The time to the first token that this share of requests stayed within, in the engines' time.
-    pub(super) fn first_token_at(&self, share: f64) -> Duration {
+    /// A percentile of the time to first token, in the engines' time.
+    pub(super) fn ttft_percentile(&self, share: f64) -> Duration {
         let mut sorted = self.first_tokens.clone();
         sorted.sort();
         let at = (sorted.len() as f64 * share).ceil() as usize;
@@ -137,25 +138,26 @@ impl DemoTally {
     }
 }
 
-/// One line that changes on a terminal; a line per quarter anywhere else.
+/// Progress of a run: one line that is redrawn on a terminal, a line per quarter elsewhere.
 pub(super) struct DemoProgress {
-    what: String,
+    title: String,
     all: usize,
     is_terminal: bool,
     shown: usize,
 }
 
 impl DemoProgress {
-    pub(super) fn new(what: &str, all: usize) -> Self {
+    pub(super) fn new(title: &str, all: usize) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
-        Self { what: what.to_owned(), all, is_terminal, shown: 0 }
+        Self { title: title.to_owned(), all, is_terminal, shown: 0 }
     }
 
     pub(super) fn show(&mut self, tally: &DemoTally, out: &mut dyn Write) -> std::io::Result<()> {
-        let (done, all) = (tally.count(), self.all);
+        let done = tally.count();
+        let all = self.all;
         let line = format!(
             "  {:<12} {done:>4} of {all} requests, {:>3.0}% of prompt tokens from caches",
-            self.what,
+            self.title,
             tally.hit_rate() * 100.0
         );
         if self.is_terminal {
@@ -172,5 +174,30 @@ impl DemoProgress {
             out.flush()?;
         }
         Ok(())
+    }
+}
+
+/// Milliseconds that an engine saves by not computing the first `cached` tokens of a prompt, if the
+/// prompt is computed alone in one step.
+fn saved_ms(cost: &StepCost, prompt: usize, cached: usize) -> f64 {
+    let from = |past: usize| {
+        let mut load = StepLoad::default();
+        load.add_chunk(past, prompt - past);
+        cost.milliseconds(&load)
+    };
+    from(0) - from(cached.min(prompt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_token_saves_its_own_time_and_that_of_its_attention() {
+        let cost =
+            StepCost { base: 5.0, per_prefill_token: 0.1, per_pair: 0.001, ..StepCost::default() };
+        assert!(saved_ms(&cost, 100, 0).abs() < 1e-9);
+        let saved = saved_ms(&cost, 100, 60);
+        assert!((saved - (6.0 + 0.001 * 60.0 * 60.0 / 2.0)).abs() < 1e-9, "{saved}");
     }
 }

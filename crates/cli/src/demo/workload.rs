@@ -1,15 +1,15 @@
 //! The demo's traffic: assistants with several turns, and questions about documents.
 //!
-//! All sessions of an assistant begin with its instructions, all questions about a document with the
-//! document; popular documents are asked about more often, as everywhere. Everything follows from a seed,
-//! and the engines' answers from their prompts, so every policy is sent the same requests.
+//! All sessions of an assistant begin with its instructions, and all questions about a document
+//! with the document; some documents are more popular than others. A seed determines the sessions,
+//! and prompts determine the engines' answers, so every policy receives the same requests.
 
 use serde_json::{Value, json};
 use wornpath_routing::Rng;
 
 const ASSISTANTS: usize = 3;
 const DOCUMENTS: usize = 40;
-/// In letters, which are tokens for the simulated engines.
+/// Lengths in letters, each of which is a token for the simulated engines.
 const INSTRUCTIONS: usize = 2_000;
 const DOCUMENT: usize = 6_000;
 const QUESTION: usize = 160;
@@ -20,17 +20,17 @@ const WORDS: &str = "account answer branch build cache change check cluster cont
     region report request result room rule server shelf signal site state step store system table term \
     test thread time token trace train unit user value version water window word work year";
 
-/// What one user says, one turn after the other.
+/// The messages of one user.
 pub(super) struct DemoSession {
-    /// What stands before the first turn.
+    /// Messages before the first turn.
     pub(super) opening: Vec<Value>,
-    /// Each is sent with everything before it, answers included.
+    /// Each is sent with all messages before it, answers included.
     pub(super) turns: Vec<String>,
-    /// How long the user thinks before each turn, in seconds of the engines' time.
+    /// Think time before each turn, in seconds of the engines' time.
     pub(super) pauses: Vec<f64>,
 }
 
-/// Sessions without end.
+/// An endless sequence of sessions.
 pub(super) fn endless(seed: u64) -> impl Iterator<Item = DemoSession> + Send {
     let mut rng = Rng::new(seed);
     let instructions: Vec<_> = (0..ASSISTANTS).map(|_| text(INSTRUCTIONS, &mut rng)).collect();
@@ -52,9 +52,10 @@ pub(super) fn endless(seed: u64) -> impl Iterator<Item = DemoSession> + Send {
     })
 }
 
-/// Sessions with `requests` turns together.
+/// Sessions with `requests` turns in total.
 pub(super) fn sessions(requests: usize, seed: u64) -> Vec<DemoSession> {
-    let (mut sessions, mut left) = (Vec::new(), requests);
+    let mut sessions = Vec::new();
+    let mut left = requests;
     let mut all = endless(seed);
     while left > 0 {
         let Some(mut session) = all.next() else { break };
@@ -65,15 +66,15 @@ pub(super) fn sessions(requests: usize, seed: u64) -> Vec<DemoSession> {
     sessions
 }
 
-/// A prompt that nobody has sent before, of about `letters`.
+/// A prompt of about `letters` that shares no prefix with any session.
 pub(super) fn cold_prompt(letters: usize, seed: u64) -> Vec<Value> {
     vec![json!({"role": "user", "content": text(letters, &mut Rng::new(seed))})]
 }
 
 /// A document's number; the square makes the first ones popular.
 fn popular(rng: &mut Rng) -> usize {
-    let place = rng.unit();
-    (place * place * DOCUMENTS as f64) as usize
+    let unit = rng.unit();
+    (unit * unit * DOCUMENTS as f64) as usize
 }
 
 fn text(letters: usize, rng: &mut Rng) -> String {
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_sessions_and_as_many_turns_as_asked_for() {
+    fn a_seed_determines_the_sessions_and_their_turns_are_as_many_as_requested() {
         let [one, two] = [sessions(100, 7), sessions(100, 7)];
         let all = |sessions: &[DemoSession]| {
             let turns =
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_share_their_openings_and_some_more_than_others() {
+    fn sessions_share_their_openings() {
         let sessions = sessions(400, 7);
         let mut openings: Vec<_> = sessions.iter().map(|one| one.opening[0].to_string()).collect();
         openings.sort();

@@ -1,21 +1,17 @@
-//! `wornpath events verify`: is what an engine publishes of its cache what it has cached?
+//! `wornpath events verify`: do an engine's events match its cache?
 //!
-//! Listens as a router does, sends prompts whose beginnings recur, and compares for each what the events let expect with
-//! what the engine says in `usage`. Prompts are lists of token ids, so no tokenizer stands between the two. Nobody else
-//! should use the engine meanwhile.
+//! Subscribes as a router does, sends prompts with recurring prefixes, and compares the cached
+//! tokens that the events predict with those that the engine reports in `usage`. Prompts are lists
+//! of token ids, so no tokenizer is involved. No other client should use the engine meanwhile.
 
+use crate::http::{Endpoint, HttpClient, TlsArguments};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use http_body_util::{BodyExt, Full};
-use hyper::Request;
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use wornpath_blocks::{BlockHasher, HashKey, Scope};
 use wornpath_events::{
@@ -26,86 +22,74 @@ use wornpath_gateway::fleet::discovery::block_size;
 use wornpath_index::{Depths, Index, IndexLimits, IndexReader, PodId};
 use wornpath_routing::Rng;
 
-/// Events that follow an answer come within this.
-const QUIET: Duration = Duration::from_millis(80);
-/// How long an engine may take to publish, or to be found.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The feed counts as settled after this time without a new event.
+const SETTLE_TIME: Duration = Duration::from_millis(80);
+/// How long the feed may take to settle.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Args)]
 pub(super) struct VerifyArguments {
-    /// The engine, such as http://127.0.0.1:8000
+    /// Address of the engine, such as http://127.0.0.1:8000
     #[arg(long, value_name = "URL")]
     engine: String,
-    /// Where it publishes: zmq://host:port?replay=port; if not given, the engine is asked at /kv_event_sources
+    /// Publisher of the engine: zmq://host:port?replay=port; default: as listed at its
+    /// /kv_event_sources
     #[arg(long, value_name = "SOURCE")]
     from: Option<ZmqAddress>,
-    /// The model; the first that the engine lists if not given
+    /// Model; default: the first that the engine lists
     #[arg(long)]
     model: Option<String>,
-    /// Tokens in a block of its cache; by its own /metrics if not given
+    /// Tokens per cache block; default: as in the engine's /metrics
     #[arg(long)]
     block_size: Option<NonZeroUsize>,
-    /// How many prompts to send
+    /// Number of prompts to send
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     prompts: u64,
-    /// Other prompts for another number
+    /// Seed of the prompts
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// An engine over HTTP.
 struct VerifiedEngine {
-    authority: String,
+    client: HttpClient,
+    address: String,
 }
 
 impl VerifiedEngine {
-    async fn call(&self, path: &str, body: Option<&Value>) -> anyhow::Result<Bytes> {
-        let at = &self.authority;
-        let stream = TcpStream::connect(at).await.with_context(|| format!("cannot reach {at}"))?;
-        let (mut sender, driver) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // Dropped with this call, and the connection with it.
-        let mut connection = JoinSet::new();
-        connection.spawn(async move {
-            let _ = driver.await;
-        });
-        let method = if body.is_some() { "POST" } else { "GET" };
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", at)
-            .header("content-type", "application/json")
-            .body(Full::new(body.map_or(Bytes::new(), |body| body.to_string().into())))?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let bytes = response.into_body().collect().await?.to_bytes();
-        ensure!(status.is_success(), "{at}{path}: {status} {}", String::from_utf8_lossy(&bytes));
-        Ok(bytes)
+    fn new(url: &str) -> anyhow::Result<Self> {
+        ensure!(
+            url.starts_with("http://"),
+            "--engine is `{url}`; write http://host:port, TLS is not supported here"
+        );
+        let endpoint = Endpoint::new("the engine", "--engine", url, &TlsArguments::default())?;
+        // A slow engine may take minutes for its first prompt.
+        let client = HttpClient::new(endpoint, None)?.with_response_timeout(None);
+        let address = client.address().to_owned();
+        Ok(Self { client, address })
     }
 
     async fn source(&self) -> anyhow::Result<ZmqAddress> {
-        let listed = self.call("/kv_event_sources", None).await;
-        let listed = listed.context("the engine does not say where it publishes; give --from")?;
-        let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
-        let mut sources = ZmqAddress::listed(&listed, host)?;
-        sources.remove(&0).context("the engine publishes nothing; start it with cache events")
+        let listed = self.client.get_text("/kv_event_sources").await;
+        let listed = listed.context("the engine does not list its publishers; give --from")?;
+        let host = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
+        let mut sources = ZmqAddress::listed(listed.as_bytes(), host)?;
+        sources.remove(&0).context("the engine publishes no events; enable its cache events")
     }
 
     async fn model(&self) -> anyhow::Result<String> {
-        let models: Value = serde_json::from_slice(&self.call("/v1/models", None).await?)?;
+        let models = self.client.get("/v1/models").await?;
         let name = models["data"][0]["id"].as_str().map(str::to_owned);
         name.context("the engine lists no model at /v1/models; give --model")
     }
 
     async fn block_size(&self) -> anyhow::Result<NonZeroUsize> {
-        let page = self.call("/metrics", None).await?;
-        let size = block_size(&String::from_utf8_lossy(&page));
-        size.context("/metrics does not tell the size of blocks; give --block-size")
+        let size = block_size(&self.client.get_text("/metrics").await?);
+        size.context("/metrics has no block size; give --block-size")
     }
 }
 
-/// What events let expect.
-struct VerifyListener {
+/// Predicts cached tokens from the engine's events.
+struct EventPredictor {
     pods: Arc<EventPods>,
     pod: PodId,
     clock: EventClock,
@@ -115,7 +99,7 @@ struct VerifyListener {
     _tasks: JoinSet<()>,
 }
 
-impl VerifyListener {
+impl EventPredictor {
     fn start(from: ZmqAddress, model: String, block_size: NonZeroUsize) -> anyhow::Result<Self> {
         let name: PodName = "engine".into();
         let pods =
@@ -124,46 +108,56 @@ impl VerifyListener {
         let serving =
             ServedModel { key: HashKey::DEFAULT, model: model.clone(), block_size, names };
         let pod = pods.add(&name, serving)?;
-        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
-        let fed = Arc::clone(&pods);
+        let clock = EventClock::start();
+        let mut tasks = JoinSet::new();
+        let consumers = Arc::clone(&pods);
         tasks.spawn(async move {
             let transport = ZeroMq::new(name, from);
-            tokio::join!(consume(transport, &fed, clock), keep_time(&fed, clock)).0;
+            tokio::join!(consume(transport, &consumers, clock), keep_time(&consumers, clock)).0;
         });
         let reader = pods.index().reader();
         Ok(Self { pods, pod, clock, reader, model, block_size, _tasks: tasks })
     }
 
-    /// Waits until all is applied and nothing more has come for a moment.
-    async fn quiet(&self) -> anyhow::Result<()> {
-        let (end, mut seen, mut since) = (self.clock.now() + PATIENCE, None, self.clock.now());
+    /// Waits until all events are applied and no new ones have arrived for a moment.
+    async fn settle(&self) -> anyhow::Result<()> {
+        let mut since = self.clock.now();
+        let end = since + SETTLE_TIMEOUT;
+        let mut seen = None;
         loop {
             let status = self.pods.status(self.clock.now()).remove(0).status;
             let now = self.clock.now();
             let figures = Some((status.last_sequence, status.lag, status.state));
             if figures != seen {
-                (seen, since) = (figures, now);
+                seen = figures;
+                since = now;
             }
             let settled =
                 matches!(status.state, FeedState::Live | FeedState::Partial) && status.lag == 0;
-            if settled && now - since > QUIET {
+            if settled && now - since > SETTLE_TIME {
                 return Ok(());
             }
-            ensure!(now < end, "the engine's events do not come to rest: {:?}", status.state);
+            ensure!(
+                now < end,
+                "timeout: the engine's events did not settle within {} s; the feed is {:?}",
+                SETTLE_TIMEOUT.as_secs(),
+                status.state
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// How many tokens of a prompt the engine should have cached.
-    fn expected(&mut self, tokens: &[u32]) -> u64 {
+    /// Tokens of a prompt that the engine should have cached, by its events.
+    fn predict(&mut self, tokens: &[u32]) -> u64 {
         let hasher = BlockHasher::new(&HashKey::DEFAULT, self.block_size);
         let mut chain = Vec::new();
         let root = HashKey::DEFAULT.root(&Scope::model(&self.model));
         hasher.hash_tokens(tokens, root, &mut chain);
-        let (mut answer, mut depths) = (Depths::default(), vec![0; self.pod.slot().position() + 1]);
+        let mut answer = Depths::default();
+        let mut depths = vec![0; self.pod.slot().position() + 1];
         self.reader.lookup(&chain, &mut answer);
         answer.depths_into(&mut depths);
-        // Engines compute the last token of a prompt in any case, and with it its whole block.
+        // Engines always compute the last token of a prompt, and with it its whole block.
         let most = tokens.len().saturating_sub(1) / self.block_size;
         let depth = (depths[self.pod.slot().position()] as usize).min(most);
         (depth * self.block_size.get()) as u64
@@ -175,10 +169,7 @@ pub(super) async fn verify(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let url = arguments.engine.trim_end_matches('/');
-    let authority = url.strip_prefix("http://").with_context(|| {
-        format!("--engine is {url}; write http://host:port, engines are asked without TLS")
-    })?;
-    let engine = VerifiedEngine { authority: authority.to_owned() };
+    let engine = VerifiedEngine::new(url)?;
     let from = match &arguments.from {
         Some(from) => from.clone(),
         None => engine.source().await?,
@@ -192,43 +183,44 @@ pub(super) async fn verify(
         None => engine.block_size().await?,
     };
     writeln!(out, "{url} serves {model} with blocks of {block_size} tokens, events from {from}")?;
-    let mut listener = VerifyListener::start(from, model.clone(), block_size)?;
+    let mut predictor = EventPredictor::start(from, model.clone(), block_size)?;
     let mut rng = Rng::new(arguments.seed);
-    let (mut equal, mut hits) = (0, 0);
+    let mut equal = 0;
+    let mut hits = 0;
     for number in 0..arguments.prompts {
         let tokens = prompt(number, block_size.get(), &mut rng);
-        listener.quiet().await?;
-        let expected = listener.expected(&tokens);
+        predictor.settle().await?;
+        let expected = predictor.predict(&tokens);
         let body = json!({"model": model, "prompt": tokens, "max_tokens": 1 + number % 20});
-        let answer: Value =
-            serde_json::from_slice(&engine.call("/v1/completions", Some(&body)).await?)?;
+        let answer: Value = engine.client.post("/v1/completions", &body).await?;
         let Some(cached) = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
         else {
             bail!(
-                "the engine does not tell how much was cached; start vLLM with --enable-prompt-tokens-details"
+                "the engine does not report cached tokens; start vLLM with --enable-prompt-tokens-details"
             );
         };
-        (equal, hits) = (equal + u64::from(cached == expected), hits + u64::from(cached > 0));
+        equal += u64::from(cached == expected);
+        hits += u64::from(cached > 0);
         if cached != expected {
             let length = tokens.len();
             writeln!(
                 out,
-                "prompt {number}: of {length} tokens {expected} expected, {cached} cached"
+                "prompt {number}: {length} tokens, {expected} cached by its events, {cached} by the engine"
             )?;
         }
     }
-    let asked = arguments.prompts;
-    writeln!(out, "{asked} prompts, {hits} with a hit: {equal} as its events let expect")?;
-    ensure!(equal == asked, "{} of {asked} prompts differ", asked - equal);
+    let sent = arguments.prompts;
+    writeln!(out, "{sent} prompts, {hits} with a hit: {equal} as predicted by the events")?;
+    ensure!(equal == sent, "{} of {sent} prompts differ", sent - equal);
     Ok(())
 }
 
-/// One of five beginnings, as far as chance will have it, and an end of its own. Lengths are often whole blocks.
+/// A random part of one of five prefixes, and a suffix of its own. Lengths are often whole blocks.
 fn prompt(number: u64, block_size: usize, rng: &mut Rng) -> Vec<u32> {
     let family = rng.below(5) as u64;
     let shared = rng.below(12) * block_size + [0, 0, 1, block_size / 2][rng.below(4)];
     let own = rng.below(3 * block_size) + 1;
     let token = |of: u64, at: usize| 100 + ((of * 7919 + at as u64 * 31) % 800) as u32;
-    let ends = (0..own).map(|at| token(1000 + number, at));
-    (0..shared).map(|at| token(family, at)).chain(ends).collect()
+    let suffix = (0..own).map(|at| token(1000 + number, at));
+    (0..shared).map(|at| token(family, at)).chain(suffix).collect()
 }

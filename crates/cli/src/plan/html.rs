@@ -1,6 +1,7 @@
-//! The report as one page without anything from elsewhere, with the prefix forest drawn.
+//! The report as a self-contained HTML page, with a drawing of the prefix forest.
 //!
-//! The drawing is an icicle: requests from left to right in planned order, shared blocks from top to bottom.
+//! The drawing is an icicle: requests from left to right in planned order, shared blocks from top
+//! to bottom.
 
 use super::report::{Drawn, PlanReport};
 use std::fmt::Write;
@@ -17,7 +18,7 @@ pub(super) fn page(report: &PlanReport) -> String {
     let mut text = Vec::new();
     let mut page = format!("{HEAD}<h1>{}</h1>", escaped(&report.file));
     let _ = write!(page, "<p><b>{}</b></p><h2>Prefix forest</h2>", escaped(&report.verdict()));
-    let requests = report.whole.map_or(report.requests, |whole| whole.0);
+    let requests = report.whole.as_ref().map_or(report.requests, |whole| whole.requests);
     page.push_str(&forest(&report.drawn, requests));
     page.push_str("<p>Requests from left to right, shared blocks from top to bottom; groups too small to see are left out.</p>");
     if report.write(&mut text).is_ok() {
@@ -31,7 +32,7 @@ fn forest(groups: &[Drawn], requests: usize) -> String {
     let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">");
     for group in groups {
         let across = WIDTH / requests.max(1) as f64;
-        // Deep prefixes are rare and long: the root keeps short ones visible.
+        // Deep prefixes are rare and long: the square root keeps short ones visible.
         let down = |blocks: usize| HEIGHT * (blocks as f64 / deepest).sqrt();
         let _ = write!(
             svg,

@@ -1,6 +1,6 @@
-//! Lines of prompts, in the forms that people have them in.
+//! Reads a file of prompts: batch lines, request bodies or trace lines.
 
-use super::PlanArguments;
+use super::arguments::PlanArguments;
 use crate::fleet::tokenizer;
 use crate::input;
 use anyhow::{Context, ensure};
@@ -14,73 +14,84 @@ use wornpath_jobs::{ExternalSort, PromptHasher, SortScratch, rendered};
 use wornpath_planner::{Forest, Job, Queue};
 use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
-/// What some programs write before the first line.
 const BYTE_ORDER_MARK: char = '\u{feff}';
-/// How many bad lines are named.
-const NAMED_LINES: usize = 10;
-/// Prompts that are linted at most, spread evenly over the file.
+/// Invalid lines that the error lists.
+const LISTED_LINES: usize = 10;
+/// Limit of linted prompts, which are spread evenly over the file.
 const LINTED: usize = 4_096;
-/// Bytes of a prompt that are linted: what diverges early, diverges here.
+/// Bytes of a prompt that are linted: early divergences are in there.
 const LINTED_BYTES: usize = 16 << 10;
 /// Bytes of all prompts that are linted.
 const ALL_LINTED_BYTES: usize = 32 << 20;
-/// Requests that are simulated at most, the first ones of a file, and blocks of those.
+/// Limits of requests that are simulated, the first of a file, and of their blocks.
 const SIMULATED: usize = 100_000;
 const SIMULATED_BLOCKS: usize = 2 << 20;
 
-/// What a file of prompts holds. It may be larger than memory: of each line its chain of hashes is kept, on disk if there
-/// are too many.
+/// The requests of a file. It may be larger than memory: of each line only its chain of hashes is
+/// kept, on disk if there are too many.
 pub(super) struct Prompts {
-    /// All of its requests, as far as planning needs them.
+    /// All requests, for planning.
     pub(super) queue: Queue,
-    /// The first of its requests, to be simulated, all there from the start.
+    /// The first requests, for simulation; all arrive at the start.
     pub(super) trace: Trace,
     /// Texts for the linter, each with its line; none for traces.
     pub(super) sample: Vec<(usize, String)>,
-    /// Where each request stands: its line, counted from 1, and its first byte.
-    places: Vec<(u32, u64)>,
-    /// Whether tokens are the model's own.
+    positions: Vec<LinePosition>,
+    /// Whether tokens are counted with the model's tokenizer.
     pub(super) exact: bool,
     path: PathBuf,
     spill: ExternalSort,
-    /// Blocks of all requests so far, and bytes of the sample.
+    /// Blocks of all requests so far.
     blocks: usize,
+    /// Bytes of the sample.
     linted_bytes: usize,
+}
+
+#[derive(Clone, Copy)]
+struct LinePosition {
+    /// Counted from 1.
+    line: u32,
+    /// Offset of the first byte of the line.
+    offset: u64,
 }
 
 struct PromptReader<'a> {
     arguments: &'a PlanArguments,
-    sketcher: PromptHasher,
+    hasher: PromptHasher,
 }
 
 impl Prompts {
     pub(super) fn read(arguments: &PlanArguments) -> anyhow::Result<Self> {
         let path = &arguments.prompts;
-        let cannot = || format!("cannot read {}", path.display());
+        let cannot_read = || format!("cannot read {}", path.display());
         let tokenizer = match &arguments.tokenizer {
             Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
             None => None,
         };
-        let sketcher = PromptHasher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
-        let reader = PromptReader { arguments, sketcher };
+        let hasher = PromptHasher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
+        let reader = PromptReader { arguments, hasher };
         let mut prompts = Self {
             queue: Queue::new(arguments.block_size),
             trace: Trace { block_size: arguments.block_size, turns: Vec::new() },
             sample: Vec::new(),
-            places: Vec::new(),
-            exact: reader.sketcher.is_exact(),
+            positions: Vec::new(),
+            exact: reader.hasher.is_exact(),
             path: path.clone(),
             spill: ExternalSort::to(scratch(arguments.planning_memory)),
             blocks: 0,
             linted_bytes: 0,
         };
-        input::refuse_packed(path)?;
-        let mut file = BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot)?);
-        let (mut line, mut offset, mut step) = (String::new(), 0, 1);
-        let (mut bad, mut named) = (0, Vec::new());
+        input::refuse_gzip(path)?;
+        let mut file =
+            BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot_read)?);
+        let mut line = String::new();
+        let mut offset = 0;
+        let mut step = 1;
+        let mut invalid = 0;
+        let mut listed = Vec::new();
         for number in 1_u32.. {
             line.clear();
-            let mut bytes = file.read_line(&mut line).with_context(cannot)? as u64;
+            let mut bytes = file.read_line(&mut line).with_context(cannot_read)? as u64;
             if bytes == 0 {
                 break;
             }
@@ -90,34 +101,32 @@ impl Prompts {
                 bytes -= offset;
             }
             if !line.trim().is_empty()
-                && let Err(problem) = prompts.take(&reader, &line, (number, offset), &mut step)
+                && let Err(problem) =
+                    prompts.add(&reader, &line, LinePosition { line: number, offset }, &mut step)
             {
-                bad += 1;
-                if named.len() < NAMED_LINES {
-                    named.push(format!("  line {number}: {problem}"));
+                invalid += 1;
+                if listed.len() < LISTED_LINES {
+                    listed.push(format!("  line {number}: {problem}"));
                 }
             }
             prompts.spill.relieve(&mut prompts.queue)?;
             offset += bytes;
         }
         let name = path.display();
-        ensure!(bad == 0, "{name}: {bad} of its lines cannot be planned\n{}", named.join("\n"));
-        ensure!(
-            !prompts.places.is_empty(),
-            "{name}: no requests; it must have one JSON object a line"
-        );
+        ensure!(invalid == 0, "{name}: {invalid} invalid lines\n{}", listed.join("\n"));
+        ensure!(!prompts.positions.is_empty(), "{name}: no requests; write one JSON object a line");
         prompts.spill.finish(&mut prompts.queue)?;
-        // A trace says how many tokens there are.
+        // A trace has the numbers of tokens.
         prompts.exact |= prompts.sample.is_empty();
         Ok(prompts)
     }
 
-    /// Takes a line in.
-    fn take(
+    /// Adds the request of a line; every `step`th prompt is linted.
+    fn add(
         &mut self,
         reader: &PromptReader<'_>,
         line: &str,
-        place: (u32, u64),
+        position: LinePosition,
         step: &mut usize,
     ) -> Result<(), String> {
         let (turn, mut text) = reader.request(line)?;
@@ -130,14 +139,14 @@ impl Prompts {
             identity: None,
         };
         self.queue.push(&job).map_err(|error| error.to_string())?;
-        if self.places.len().is_multiple_of(*step) && !text.is_empty() {
+        if self.positions.len().is_multiple_of(*step) && !text.is_empty() {
             text.truncate(text.floor_char_boundary(LINTED_BYTES));
             text.shrink_to_fit();
             self.linted_bytes += text.len();
-            self.sample.push((place.0 as usize, text));
+            self.sample.push((position.line as usize, text));
         }
         if self.sample.len() > 2 * LINTED || self.linted_bytes > ALL_LINTED_BYTES {
-            // Every other one goes, and from here on so many fewer come.
+            // Every other prompt is dropped, and from here on half as many are added.
             let mut keep = false;
             self.sample.retain(|_| {
                 keep = !keep;
@@ -146,14 +155,14 @@ impl Prompts {
             self.linted_bytes = self.sample.iter().map(|(_, text)| text.len()).sum();
             *step *= 2;
         }
-        // Only the first ones are simulated: once one has no room, no other has.
+        // Only the first requests are simulated: once one exceeds a limit, so do all later ones.
         self.blocks += turn.blocks.len();
-        if self.places.len() < SIMULATED
-            && (self.blocks <= SIMULATED_BLOCKS || self.places.is_empty())
+        if self.positions.len() < SIMULATED
+            && (self.blocks <= SIMULATED_BLOCKS || self.positions.is_empty())
         {
             self.trace.turns.push(turn);
         }
-        self.places.push(place);
+        self.positions.push(position);
         Ok(())
     }
 
@@ -164,14 +173,14 @@ impl Prompts {
 
     /// The line of a request, counted from 1.
     pub(super) fn line(&self, request: usize) -> usize {
-        self.places[request].0 as usize
+        self.positions[request].line as usize
     }
 
-    /// The prompt of a request, read again; empty for a trace.
+    /// The prompt of a request, read from the file again; empty for a trace.
     pub(super) fn text(&self, request: usize) -> String {
         let read = || {
             let mut file = File::open(&self.path).ok()?;
-            file.seek(SeekFrom::Start(self.places[request].1)).ok()?;
+            file.seek(SeekFrom::Start(self.positions[request].offset)).ok()?;
             let mut line = String::new();
             BufReader::new(file).read_line(&mut line).ok()?;
             let line: Value = serde_json::from_str(&line).ok()?;
@@ -181,13 +190,13 @@ impl Prompts {
     }
 }
 
-/// Where hashes go that have no room in memory: the folder for that, or the one for temporary files that is on a disk.
+/// Where hashes are spilled to: `TMPDIR`, or a folder for temporary files that is on a disk.
 fn scratch(memory: usize) -> SortScratch {
     let on_disk = || Some(PathBuf::from("/var/tmp")).filter(|folder| folder.is_dir());
     let folder = std::env::var_os("TMPDIR").map(PathBuf::from).or_else(on_disk);
     let name = format!("wornpath-{}.spill", std::process::id());
     let path = folder.unwrap_or_else(std::env::temp_dir).join(name);
-    SortScratch { path, cure: "set TMPDIR to a folder with more", memory }
+    SortScratch { path, cure: "set TMPDIR to a folder with more space", memory }
 }
 
 impl PromptReader<'_> {
@@ -199,7 +208,7 @@ impl PromptReader<'_> {
         let body = if line["body"].is_object() { &line["body"] } else { &line };
         let text = rendered(body)?;
         let mut chain = Vec::new();
-        let lengths = self.sketcher.hash_prompt(body, &text, &mut chain)?;
+        let lengths = self.hasher.hash_prompt(body, &text, &mut chain)?;
         let traced = line["output_length"].as_u64().map(|tokens| tokens as usize);
         let output_tokens = lengths.output.or(traced).unwrap_or(self.arguments.output_tokens);
         let prompt_tokens = lengths.prompt;

@@ -1,4 +1,4 @@
-//! What `plan` found out, as text and as JSON.
+//! The report of `plan`, as text and as JSON.
 
 use super::prompts::Prompts;
 use serde_json::{Value, json};
@@ -7,23 +7,23 @@ use std::time::Duration;
 use wornpath_planner::lint::Finding;
 use wornpath_planner::{Cohorts, Forest, PromptGroups, Queue};
 
-/// Groups that are listed.
+/// Groups of requests that the text lists.
 const LISTED: usize = 8;
 
-/// Groups that are drawn at most.
+/// Limit of groups in the drawing.
 const DRAWN: usize = 3_000;
 
-/// A gain below this share is called little.
+/// A gain below this share counts as small.
 const LITTLE: f64 = 0.05;
 
-/// One way of computing the file.
+/// A method of running the file, and its simulated cost.
 pub(super) struct PlanMethod {
     pub(super) name: &'static str,
     pub(super) computed: u64,
     pub(super) makespan: Duration,
 }
 
-/// Requests that share a prefix.
+/// A prefix that several requests share.
 pub(super) struct SharedPrefix {
     pub(super) tokens: usize,
     pub(super) requests: usize,
@@ -32,7 +32,7 @@ pub(super) struct SharedPrefix {
     pub(super) begins: String,
 }
 
-/// A rectangle of the drawn forest: which requests, and from which block to which.
+/// A rectangle of the drawing: requests from left to right, blocks from top to bottom.
 pub(super) struct Drawn {
     pub(super) from: usize,
     pub(super) requests: usize,
@@ -40,7 +40,13 @@ pub(super) struct Drawn {
     pub(super) bottom: usize,
 }
 
-/// All that is reported.
+/// Totals of a file of which only a part was simulated.
+pub(super) struct WholeFile {
+    pub(super) requests: usize,
+    pub(super) prompt_tokens: u64,
+    pub(super) least_tokens: u64,
+}
+
 pub(super) struct PlanReport {
     pub(super) file: String,
     pub(super) requests: usize,
@@ -55,9 +61,9 @@ pub(super) struct PlanReport {
     pub(super) drawn: Vec<Drawn>,
     pub(super) cohorts: Cohorts,
     pub(super) findings: Vec<Finding>,
-    /// Of the whole file, if only its first requests were simulated: requests, prompt tokens, least tokens.
-    pub(super) whole: Option<(usize, u64, u64)>,
-    /// What engines said of themselves, if they were asked.
+    /// Totals of the whole file, if only its first requests were simulated.
+    pub(super) whole: Option<WholeFile>,
+    /// The KV cache of each engine of `--pod`, a sentence each.
     pub(super) asked: Vec<String>,
     pub(super) price_per_hour: Option<f64>,
 }
@@ -111,7 +117,7 @@ impl PlanReport {
         way.makespan.as_secs_f64() * self.pods as f64 / 3_600.0
     }
 
-    /// What to make of it, in a sentence.
+    /// The conclusion, in a sentence.
     pub(super) fn verdict(&self) -> String {
         let (planned, others): (Vec<_>, Vec<_>) =
             self.ways.iter().partition(|it| it.name == "plan");
@@ -140,11 +146,11 @@ impl PlanReport {
 
     pub(super) fn write(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let unit = if self.exact { "tokens" } else { "tokens (4 bytes each)" };
-        if let Some((requests, tokens, least)) = self.whole {
-            let sharable = 100.0 * (1.0 - least as f64 / tokens as f64);
+        if let Some(WholeFile { requests, prompt_tokens, least_tokens }) = &self.whole {
+            let sharable = 100.0 * (1.0 - *least_tokens as f64 / *prompt_tokens as f64);
             writeln!(
                 out,
-                "{}: {requests} requests, {tokens} prompt {unit}; {sharable:.1}% of them can be shared\nthe rest of this is about its first {} requests, which were simulated\n",
+                "{}: {requests} requests, {prompt_tokens} prompt {unit}; {sharable:.1}% of them can be shared\nthe rest of this report is about the first {} requests, which were simulated\n",
                 self.file, self.requests
             )?;
         }
@@ -156,11 +162,9 @@ impl PlanReport {
             "{}: {} requests, {} prompt {unit}",
             self.file, self.requests, self.prompt_tokens
         )?;
-        let (least, sharable) = (self.least_tokens, self.sharable() * 100.0);
-        writeln!(
-            out,
-            "{sharable:.1}% of them can be shared; at least {least} have to be computed"
-        )?;
+        let least = self.least_tokens;
+        let sharable = self.sharable() * 100.0;
+        writeln!(out, "{sharable:.1}% of them can be shared; at least {least} must be computed")?;
         let time = self.least_time.as_secs_f64();
         writeln!(
             out,
@@ -255,10 +259,10 @@ impl PlanReport {
         json!({
             "file": self.file,
             "requests": self.requests,
-            "whole_file": self.whole.map(|(requests, tokens, least)| json!({
-                "requests": requests,
-                "prompt_tokens": tokens,
-                "least_prefill_tokens": least,
+            "whole_file": self.whole.as_ref().map(|whole| json!({
+                "requests": whole.requests,
+                "prompt_tokens": whole.prompt_tokens,
+                "least_prefill_tokens": whole.least_tokens,
             })),
             "asked": self.asked,
             "pods": self.pods,

@@ -1,28 +1,27 @@
-//! How far a replay has come, on a terminal.
-//!
-//! Written to stderr, so that tables can be piped; nobody reads a log of percentages, so only to a terminal.
+//! Progress bar of a replay, on standard error, so that tables can be piped, and only on a
+//! terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 
 const WIDTH: usize = 30;
 
-/// A line that is written over and over, and wiped when dropped.
+/// A bar that is redrawn in place, and erased when dropped.
 pub(super) struct ReplayProgress {
     title: String,
     all: usize,
 }
 
 impl ReplayProgress {
-    /// The bar of one run of one profile, if there is a terminal to show it.
-    pub(super) fn new(profile: &str, (run, runs): (u64, u64), all: usize) -> Option<Self> {
+    /// The bar of one run of one profile; none without a terminal.
+    pub(super) fn new(profile: &str, run: u64, runs: u64, all: usize) -> Option<Self> {
         let title = format!("{profile}, run {run} of {runs}");
         stderr().is_terminal().then(|| Self { title, all })
     }
 
-    /// So many requests have ended. Draws when the percentage changes.
+    /// Redraws the bar if the percentage has changed with the last of `ended` requests.
     pub(super) fn show(&self, ended: usize) {
         if let Some(line) = line(&self.title, ended, self.all) {
-            // Whoever closed the terminal does not want to see it.
+            // A closed terminal is not an error.
             let _ = write!(stderr(), "\r{line}");
         }
     }
@@ -34,7 +33,7 @@ impl Drop for ReplayProgress {
     }
 }
 
-/// The bar, if it is another one than after one request less.
+/// The bar, if its percentage differs from that of one request less.
 fn line(title: &str, ended: usize, all: usize) -> Option<String> {
     let percent = |ended: usize| 100 * ended / all.max(1);
     let now = percent(ended);

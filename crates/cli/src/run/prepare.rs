@@ -1,6 +1,7 @@
-//! Everything that a run needs before its first request: input, plan, results so far, engines.
+//! Prepares a run: reads the input, plans it, opens the results so far, and connects the engines.
 
-use super::RunArguments;
+use super::arguments::RunArguments;
+use super::output::{beside, check_complete, check_paths, is_empty, paths};
 use crate::address;
 use crate::engine::profile as engine_profile;
 use crate::fleet::tokenizer;
@@ -9,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use hyper::header::HeaderValue;
 use std::fs::File;
 use std::io::{BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
 use wornpath_execution::{EgressPolicy, Timeouts};
@@ -22,75 +23,74 @@ use wornpath_jobs::{
 use wornpath_planner::{Plan, PodLoad, Speeds, Window};
 use wornpath_sim::offline::{OfflineEngines, rates};
 
-/// How many bad lines are named.
-const NAMED_LINES: usize = 10;
-/// Where results go first that are to be in order.
-const UNORDERED: &str = ".unordered";
+/// Invalid lines that the error lists.
+const LISTED_LINES: usize = 10;
 
-/// A run that can begin.
+/// A run that is ready to start.
 pub(super) struct PreparedRun {
     pub(super) input: InputMark,
     pub(super) paths: ResultPaths,
     pub(super) results: Results,
-    pub(super) conductor: Scheduler,
+    pub(super) scheduler: Scheduler,
     pub(super) work: RunWork,
     pub(super) pods: BatchPods,
-    /// The share of prompt tokens that need not be computed.
+    /// Predicted share of prompt tokens that come from caches.
     pub(super) predicted: f64,
 }
 
-/// What there is to do.
 pub(super) enum RunStart {
     Go(Box<PreparedRun>),
-    /// All lines have their records, and so many of them failed.
+    /// All lines have results already, of which `failed` are errors.
     Done {
         failed: usize,
     },
 }
 
-/// Reads, plans and opens.
-pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<RunStart> {
-    let (pods, paths) = (pods(arguments)?, paths(arguments));
+pub(super) fn prepare(arguments: &RunArguments) -> anyhow::Result<RunStart> {
+    let pods = pods(arguments)?;
+    let paths = paths(arguments);
     check_paths(arguments, &paths)?;
-    let intake = intake(arguments)?;
-    let input = intake.mark;
+    let lines = read_input(arguments)?;
+    let input = lines.mark;
     if arguments.resume && arguments.output.exists() {
         let log = paths.log.display();
-        ensure!(paths.log.exists(), "there is no {log}; a run without it cannot be resumed");
-        let places = places(&RealDisk, &paths, input)?;
-        if places.len() == input.lines as usize {
-            check_whole(&places, [&arguments.output, &paths.errors])?;
-            let failed = places.iter().filter(|place| place.kind == RecordKind::Error).count();
+        ensure!(paths.log.exists(), "{log} is missing; a run without it cannot be resumed");
+        let positions = places(&RealDisk, &paths, input)?;
+        if positions.len() == input.lines as usize {
+            check_complete(&positions, [&arguments.output, &paths.errors])?;
+            let is_error = |position: &&ResultPosition| position.kind == RecordKind::Error;
+            let failed = positions.iter().filter(is_error).count();
             return Ok(RunStart::Done { failed });
         }
         ensure!(
             !arguments.preserve_order || is_empty(&arguments.output),
-            "{log}: this run was begun without --preserve-order; leave that option out"
+            "{log}: this run was started without --preserve-order; leave that option out"
         );
     }
-    // What may be wrong with the command is found before there are files.
+    // Errors of the command line are found before files are created.
     let engines = OfflineEngines { engine: engine_profile(&arguments.engine)?, kv_tokens: None };
     let speeds = Speeds::equal(arguments.pods.len())?;
     let results = Results::open(&RealDisk, &paths, input)?;
-    let forest = intake.forest(|line| !results.is_done(line))?;
-    let prompt_tokens = forest.prompt_tokens(&intake.queue);
-    let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates(&engines));
+    let forest = lines.forest(|line| !results.is_done(line))?;
+    let prompt_tokens = forest.prompt_tokens(&lines.queue);
+    let plan = Plan::of_forest(&lines.queue, forest, &speeds, &rates(&engines));
     if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
-        let (needs, has) = (plan.finish().as_secs(), deadline.as_secs());
+        let needed = plan.finish().as_secs();
+        let deadline = deadline.as_secs();
         let engine = &arguments.engine;
-        // That nobody reads it is no reason not to run.
+        // Only a warning: the run goes on if it cannot be written.
         let _ = writeln!(
             std::io::stderr(),
-            "engines like {engine} would need {needs} s and the deadline is in {has} s: some lines will be left"
+            "the run needs about {needed} s on engines like {engine}, and the deadline is in {deadline} s: some lines will not be done"
         );
     }
     let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
     let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
     let copies = DedupGroups::of(&plan);
-    let conductor =
-        Scheduler::new(plan, vec![window; arguments.pods.len()], RetryPolicy::default());
+    let windows = vec![window; arguments.pods.len()];
+    let scheduler = Scheduler::new(plan, windows, RetryPolicy::default());
     let file = open(&arguments.prompts)?;
-    let source = Arc::new(InputFile::new(arguments.prompts.clone(), file, intake.spans));
+    let source = Arc::new(InputFile::new(arguments.prompts.clone(), file, lines.spans));
     let numbers = Arc::clone(&source);
     let work = RunWork {
         source,
@@ -98,53 +98,8 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<RunStart> {
         numbers: Arc::new(move |line| numbers.number(line)),
         copies,
     };
-    let trip = PreparedRun { input, paths, results, conductor, work, pods, predicted };
-    Ok(RunStart::Go(Box::new(trip)))
-}
-
-/// Whether all that was published is in the files, of output and of errors.
-fn check_whole(places: &[ResultPosition], files: [&PathBuf; 2]) -> anyhow::Result<()> {
-    for (kind, file) in [RecordKind::Output, RecordKind::Error].into_iter().zip(files) {
-        let records = places.iter().filter(|place| place.kind == kind);
-        let expected: u64 = records.map(|place| u64::from(place.bytes)).sum();
-        let found = std::fs::metadata(file).map_or(0, |found| found.len());
-        ensure!(
-            found >= expected,
-            "{}: found {found} bytes, and {expected} were published; it is damaged: bring it back, or run again to another output",
-            file.display()
-        );
-    }
-    Ok(())
-}
-
-/// Nothing that is there is overwritten, and a run goes on in the files that it was begun with.
-fn check_paths(arguments: &RunArguments, paths: &ResultPaths) -> anyhow::Result<()> {
-    ensure!(
-        arguments.output != Path::new("-"),
-        "results cannot go to standard output: what is there is read again with --resume; name a file"
-    );
-    let input = arguments.prompts.canonicalize().ok();
-    for path in [&arguments.output, &paths.output, &paths.errors, &paths.log] {
-        let name = path.display();
-        ensure!(
-            !path.exists() || path.canonicalize().ok() != input,
-            "{name} is the input, which would be overwritten; name another output"
-        );
-        ensure!(
-            arguments.resume || !path.exists(),
-            "{name} exists; go on with --resume, or name another output"
-        );
-    }
-    let log = paths.log.display();
-    ensure!(
-        arguments.preserve_order || is_empty(&beside(&arguments.output, UNORDERED)),
-        "{log}: this run was begun with --preserve-order; give that option again"
-    );
-    Ok(())
-}
-
-fn is_empty(path: &Path) -> bool {
-    std::fs::metadata(path).map_or(true, |found| found.len() == 0)
+    let prepared = PreparedRun { input, paths, results, scheduler, work, pods, predicted };
+    Ok(RunStart::Go(Box::new(prepared)))
 }
 
 fn pods(arguments: &RunArguments) -> anyhow::Result<BatchPods> {
@@ -153,22 +108,23 @@ fn pods(arguments: &RunArguments) -> anyhow::Result<BatchPods> {
         address::check("--pod", url)?;
         address::refuse_version("--pod", url)?;
     }
-    let secret = arguments.pods.iter().find(|url| url.starts_with("https://"));
-    let tls = secret.map(|url| arguments.certificates.read_for("--pod", url)).transpose()?;
-    let reach = EgressPolicy { allowed: None, tls: tls.flatten() };
+    let over_tls = arguments.pods.iter().find(|url| url.starts_with("https://"));
+    let tls = over_tls.map(|url| arguments.tls.read_for("--pod", url)).transpose()?;
+    let egress = EgressPolicy { allowed: None, tls: tls.flatten() };
     let key = arguments.api_key.as_ref().map(|key| {
-        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
-            .context("--api-key has characters that no header can have")?;
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}")).context(
+            "--api-key has a character that no HTTP header may have, such as a line break",
+        )?;
         value.set_sensitive(true);
         anyhow::Ok(value)
     });
-    // Batches are patient: what counts is that answers come at all.
-    let patient =
+    // Throughput matters here, not latency: an answer may take an hour.
+    let timeouts =
         Timeouts { first_byte: std::time::Duration::from_secs(3_600), ..Timeouts::default() };
-    Ok(BatchPods::at(&arguments.pods, reach, patient, key.transpose()?, vitals)?)
+    Ok(BatchPods::at(&arguments.pods, egress, timeouts, key.transpose()?, parse_load)?)
 }
 
-fn vitals(page: &str) -> Option<PodLoad> {
+fn parse_load(page: &str) -> Option<PodLoad> {
     let reported = read_metrics(page, None)?;
     Some(PodLoad {
         running: reported.running as usize,
@@ -177,17 +133,17 @@ fn vitals(page: &str) -> Option<PodLoad> {
     })
 }
 
-fn intake(arguments: &RunArguments) -> anyhow::Result<Input> {
+fn read_input(arguments: &RunArguments) -> anyhow::Result<Input> {
     let tokenizer = match &arguments.tokenizer {
         Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
         None => None,
     };
-    let sketcher = PromptHasher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
+    let hasher = PromptHasher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
     let rules = InputRules {
         form: LineForm::Free,
         most_lines: u32::MAX as usize - 1,
         output_tokens: arguments.output_tokens,
-        most_problems: NAMED_LINES,
+        most_problems: LISTED_LINES,
         identical: match arguments.identical_once {
             true => Identical::Once,
             false => Identical::Each,
@@ -200,10 +156,10 @@ fn intake(arguments: &RunArguments) -> anyhow::Result<Input> {
         cure: "write the output elsewhere",
         memory: arguments.planning_memory,
     };
-    match Input::read_long(file, &rules, &sketcher, ExternalSort::to(scratch)) {
-        Ok(intake) => Ok(intake),
+    match Input::read_long(file, &rules, &hasher, ExternalSort::to(scratch)) {
+        Ok(lines) => Ok(lines),
         Err(InputError::Lines { count, first }) => {
-            let mut text = format!("{name}: {count} of its lines cannot be run");
+            let mut text = format!("{name}: {count} invalid lines");
             for (number, problem) in first {
                 text.push_str(&format!("\n  line {number}: {problem}"));
             }
@@ -214,25 +170,14 @@ fn intake(arguments: &RunArguments) -> anyhow::Result<Input> {
 }
 
 fn open(path: &Path) -> anyhow::Result<File> {
-    let (name, cannot) = (path.display(), || format!("cannot read {}", path.display()));
-    // Before it is opened: a pipe that nobody writes to would be waited for.
-    let is_file = std::fs::metadata(path).with_context(cannot)?.is_file();
-    ensure!(is_file, "{name} is no file; its lines are read again when they are run, so give one");
-    input::refuse_packed(path)?;
-    File::open(path).with_context(cannot)
-}
-
-pub(super) fn paths(arguments: &RunArguments) -> ResultPaths {
-    let beside = |suffix: &str| beside(&arguments.output, suffix);
-    let output = match arguments.preserve_order {
-        true => beside(UNORDERED),
-        false => arguments.output.clone(),
-    };
-    ResultPaths { output, errors: beside(".errors.jsonl"), log: beside(".progress") }
-}
-
-fn beside(output: &Path, suffix: &str) -> PathBuf {
-    let mut name = output.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
+    let cannot_read = || format!("cannot read {}", path.display());
+    // Checked before it is opened: opening a pipe without a writer would block.
+    let is_file = std::fs::metadata(path).with_context(cannot_read)?.is_file();
+    ensure!(
+        is_file,
+        "{} is not a regular file; lines are read again when they are sent, so give a file",
+        path.display()
+    );
+    input::refuse_gzip(path)?;
+    File::open(path).with_context(cannot_read)
 }

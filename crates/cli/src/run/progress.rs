@@ -1,4 +1,5 @@
-//! How far a run is, on one line that is written over and over. Where nobody looks, only what it waits for is said, once.
+//! Progress of a run: one line that is redrawn on a terminal. Elsewhere only problems are printed,
+//! once.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -9,13 +10,12 @@ use wornpath_jobs::RunProgress;
 const PERIOD: Duration = Duration::from_millis(200);
 const BAR: usize = 24;
 
-/// Shows progress.
 pub(super) struct Display {
     seen: watch::Receiver<RunProgress>,
     /// Addresses of the engines.
     pods: Vec<String>,
     started: Instant,
-    /// Lines that were there before this run.
+    /// Lines that were done before this run.
     before: Option<u32>,
 }
 
@@ -27,15 +27,16 @@ impl Display {
     /// Shows until it is dropped.
     pub(super) async fn show(mut self) {
         if !stderr().is_terminal() {
-            return self.tell().await;
+            return self.print_problems().await;
         }
-        let (mut ticks, mut is_lost_told) = (interval(PERIOD), false);
+        let mut ticks = interval(PERIOD);
+        let mut is_unreachable_printed = false;
         loop {
             ticks.tick().await;
             let progress = self.seen.borrow().clone();
-            if progress.gone > 0 && !is_lost_told {
-                is_lost_told = true;
-                let _ = writeln!(stderr(), "\r\x1b[2K{}", self.lost(&progress));
+            if progress.gone > 0 && !is_unreachable_printed {
+                is_unreachable_printed = true;
+                let _ = writeln!(stderr(), "\r\x1b[2K{}", self.unreachable(&progress));
             }
             if progress.counts.total == 0 {
                 continue;
@@ -43,33 +44,33 @@ impl Display {
             let done = progress.counts.total - progress.counts.pending();
             let before = *self.before.get_or_insert(done);
             let line = line(&progress, done - before, self.started.elapsed());
-            // A terminal that has gone is no reason to stop.
+            // A closed terminal does not stop the run.
             let _ = write!(stderr(), "\r\x1b[2K{line}");
             let _ = stderr().flush();
         }
     }
 
-    fn lost(&self, progress: &RunProgress) -> String {
-        let why = progress.trouble.as_ref();
-        let why = why.map(|(pod, why)| format!(" ({}: {why})", self.pods[*pod]));
-        let (gone, why) = (progress.gone, why.unwrap_or_default());
-        format!("engines lost: {gone}{why}; they are asked again until they answer")
+    fn unreachable(&self, progress: &RunProgress) -> String {
+        let reason = progress.trouble.as_ref();
+        let reason = reason.map(|(pod, reason)| format!(" ({}: {reason})", self.pods[*pod]));
+        format!("engines unreachable: {}{}; retrying", progress.gone, reason.unwrap_or_default())
     }
 
-    /// Says the first time that something does not go on; a log has no use for more.
-    async fn tell(mut self) {
-        let (mut is_lost_told, mut is_blocked_told) = (false, false);
+    /// Prints each kind of problem the first time that it occurs.
+    async fn print_problems(mut self) {
+        let mut is_unreachable_printed = false;
+        let mut is_blocked_printed = false;
         loop {
             let progress = self.seen.borrow_and_update().clone();
-            if progress.gone > 0 && !is_lost_told {
-                is_lost_told = true;
-                let _ = writeln!(stderr(), "{}", self.lost(&progress));
+            if progress.gone > 0 && !is_unreachable_printed {
+                is_unreachable_printed = true;
+                let _ = writeln!(stderr(), "{}", self.unreachable(&progress));
             }
-            if let Some(why) = progress.blocked
-                && !is_blocked_told
+            if let Some(reason) = progress.blocked
+                && !is_blocked_printed
             {
-                is_blocked_told = true;
-                let _ = writeln!(stderr(), "waiting: {why}");
+                is_blocked_printed = true;
+                let _ = writeln!(stderr(), "waiting: {reason}");
             }
             if self.seen.changed().await.is_err() {
                 return;
@@ -86,7 +87,7 @@ impl Drop for Display {
     }
 }
 
-/// The line, `new` of whose results came in `time`.
+/// The progress line; this run has added `new` results in `time`.
 fn line(progress: &RunProgress, new: u32, time: Duration) -> String {
     let counts = progress.counts;
     let done = counts.total - counts.pending();
@@ -108,14 +109,14 @@ fn line(progress: &RunProgress, new: u32, time: Duration) -> String {
         line.push_str(&format!("  failed {}", counts.failed));
     }
     if progress.gone > 0 {
-        line.push_str(&format!("  engines lost {}", progress.gone));
+        line.push_str(&format!("  engines unreachable {}", progress.gone));
     }
     if new > 0 {
         let left = (f64::from(counts.pending()) / rate) as u64;
         line.push_str(&format!("  ETA {}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60));
     }
-    if let Some(why) = &progress.blocked {
-        line.push_str(&format!("  waiting: {why}"));
+    if let Some(reason) = &progress.blocked {
+        line.push_str(&format!("  waiting: {reason}"));
     }
     line
 }
@@ -126,7 +127,7 @@ mod tests {
     use wornpath_jobs::{Counts, TokenUsage};
 
     #[test]
-    fn a_resumed_run_is_as_fast_as_what_it_does_itself() {
+    fn the_rate_of_a_resumed_run_counts_only_its_own_results() {
         let progress = RunProgress {
             counts: Counts { total: 200, completed: 99, failed: 1 },
             usage: TokenUsage { input: 100, cached: 75, output: 9 },

@@ -1,8 +1,9 @@
-//! Which profile decides: `--policy` for every request, else the file's routes, else the default.
+//! The routing profile: `--policy` for every request, else the routes of the file, else the
+//! default.
 //!
-//! `--policy` overrides the profile of every route, and not only of those that match everything: whoever compares two
-//! policies by it must not compare one with itself. The routes stay, for a path that operates an engine is passed on only if
-//! a route names it.
+//! `--policy` overrides the profile of every route, not only of those that match everything: a
+//! comparison of two policies must not compare one with itself. The routes stay, because a path that
+//! operates an engine is forwarded only if a route names it.
 
 use anyhow::{Context, ensure};
 use std::collections::BTreeSet;
@@ -10,9 +11,9 @@ use std::fs;
 use wornpath_config::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, needs_tokens, shipped};
 use wornpath_config::{NamedProfile, Settings};
 
-use super::ServeArguments;
+use super::arguments::ServeArguments;
 
-/// Sets the profiles and routes by the command line, once pods and models are known.
+/// Applies the command line to profiles and routes, once pods and models are known.
 pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
     let is_paired = !arguments.prefill.is_empty() && !arguments.decode.is_empty();
     ensure!(
@@ -26,12 +27,12 @@ pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow
     let of_file = settings.profiles.iter().find(|profile| profile.name == *policy).cloned();
     let profile = match of_file {
         Some(profile) => profile,
-        None => elsewhere(policy, settings)?,
+        None => outside_file(policy, settings)?,
     };
     ensure!(
         has_tokenizer(settings) || !needs_tokens(&profile),
-        "--policy {policy} works with tokens, and no model has a tokenizer; give --tokenizer FOLDER and --model NAME, or \
-         leave --policy out, which compares prompts by their text"
+        "--policy {policy} needs tokens, and no model has a tokenizer; give --tokenizer FOLDER and --model NAME, or \
+         leave --policy out to compare prompts by their text"
     );
     for route in &mut settings.routes {
         route.profile.clone_from(&profile.name);
@@ -40,7 +41,8 @@ pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow
     Ok(())
 }
 
-/// Without a file, or where it names no profile and chose its default without the tokenizer of the command line.
+/// Sets the default profile without a file, and for a file that names no profile and chose its
+/// default without the tokenizer of the command line.
 fn set_default(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
     let is_outdated = || {
         let mut models = settings.models.iter();
@@ -48,13 +50,13 @@ fn set_default(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::R
         settings.routes.is_empty() && arguments.tokenizer.is_some() && is_tokenized
     };
     if arguments.config.is_none() || is_outdated() {
-        settings.profiles = vec![elsewhere(DEFAULT_PROFILE, settings)?];
+        settings.profiles = vec![outside_file(DEFAULT_PROFILE, settings)?];
     }
     Ok(())
 }
 
-/// A profile that is not in the file: in one of its own, or shipped.
-fn elsewhere(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
+/// A profile that is not in the configuration: in a file of its own, or built in.
+fn outside_file(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
     let name = policy.to_owned();
     if policy.ends_with(".yaml") {
         let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
@@ -64,14 +66,16 @@ fn elsewhere(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> 
     if policy == DEFAULT_PROFILE && !has_tokenizer(settings) {
         of = TEXT_PROFILE;
         tracing::warn!(
-            "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has sent"
+            "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has routed"
         );
     }
     let text = shipped(of).with_context(|| {
         let of_file = settings.profiles.iter().map(|profile| profile.name.as_str());
         let names: BTreeSet<_> = of_file.chain(SHIPPED.iter().map(|(name, _)| *name)).collect();
         let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        format!("--policy is `{policy}`; give the path of a .yaml file, or one of {names}")
+        format!(
+            "--policy: unknown profile `{policy}`; give the path of a .yaml file, or one of {names}"
+        )
     })?;
     Ok(NamedProfile { name, file: format!("shipped profile `{of}`"), text: text.to_owned() })
 }

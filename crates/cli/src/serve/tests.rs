@@ -1,9 +1,11 @@
-//! Every flag of `serve` against the file: a table, so that a flag cannot come without saying what it overrides.
+//! Every flag of `serve` against the file: a table, so that a flag cannot come without saying what
+//! it overrides.
 
 use super::*;
 use clap::{Args, Command, Parser};
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use wornpath_blocks::HashKey;
 use wornpath_routing::{Prompt, Request};
 
@@ -64,7 +66,8 @@ const ROWS: &[Row] = &[
         by_file: "127.0.0.2:9000", by_both: "127.0.0.2:9001" },
     Row { flag: "admin", file: "listen: {admin: \"127.0.0.1:9000\"}", given: &["--admin", "127.0.0.1:9001"], read: |settings| format!("{:?}", settings.admin),
         by_file: "Some(127.0.0.1:9000)", by_both: "Some(127.0.0.1:9001)" },
-    // Of a tenant that the file has, the key of the command line counts, and what else the file says of it.
+    // Of a tenant that the file has, the key of the command line counts, and what else the file
+    // says of it.
     Row { flag: "api-key", file: "tenants: [{name: t, quota: 7, key_digest: \"sha256:cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4\"}]",
         given: &["--api-key", "t=new", "--api-key", "u=other"], read: tenants,
         by_file: "t sha256:cba06b57 Some(7)", by_both: "t sha256:11507a0e Some(7), u sha256:d9298a10 None" },
@@ -73,7 +76,8 @@ const ROWS: &[Row] = &[
         by_file: "Shared", by_both: "Isolated" },
     Row { flag: "tokenizer", file: "models: [{name: m, tokenizer: bytes}]", given: &["--model", "m", "--tokenizer", TINY_LLAMA], read: tokens,
         by_file: "m: 21 tokens", by_both: "m: 6 tokens" },
-    // A file that names no profile goes by text where it has no tokenizer, and by tokens once the command line brings one.
+    // A file that names no profile goes by text where it has no tokenizer, and by tokens once the
+    // command line brings one.
     Row { flag: "tokenizer", file: "models: []", given: &["--model", "m", "--tokenizer", "bytes"], read: routes,
         by_file: "; default cache-aware-text", by_both: "; default cache-aware" },
     Row { flag: "model", file: "models: [{name: m, tokenizer: bytes}]", given: &["--model", "n", "--tokenizer", "bytes"], read: tokens,
@@ -248,8 +252,8 @@ fn the_file_alone_turns_on_what_a_flag_can_only_turn_on() {
 fn a_flag_without_effect_is_refused_with_the_cure() {
     let file = File::new("refused");
     for (given, cure) in [
-        (&["--pod", "http://127.0.0.1:1/"][..], "the file lists it already, as `127.0.0.1:1`"),
-        (&["--pod-key-file", "of-flag"], "give pods of the file their `key_file` there"),
+        (&["--pod", "http://127.0.0.1:1/"][..], "the file already lists it as `127.0.0.1:1`"),
+        (&["--pod-key-file", "of-flag"], "set `key_file` of pods in the file"),
         (&["--isolate-tenants"], "or list `tenants` in the file"),
         (
             &["--policy", "round-robbin"],
@@ -266,5 +270,5 @@ fn a_policy_that_needs_tokens_is_refused_where_no_model_has_a_tokenizer() {
     let file = File::new("tokens");
     let text = "models: [{name: m}]\nprofiles: {mine: {prepare: [tokenize, block_hash], score: [cache_affinity], pick: max_score}, other: {score: [least_load], pick: max_score}}\nroutes: [{profile: other}]";
     let error = file.settings(text, &["--policy", "mine"]).unwrap_err().to_string();
-    assert!(error.contains("--policy mine works with tokens"), "{error}");
+    assert!(error.contains("--policy mine needs tokens"), "{error}");
 }

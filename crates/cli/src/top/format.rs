@@ -1,10 +1,10 @@
-//! Numbers as people read them. What is not known is a dash.
+//! Numbers in a short form for people; an unknown one is a dash.
 
 use serde_json::Value;
 
 const NONE: &str = "–";
 
-/// A whole number, shortened.
+/// A whole number, with a unit prefix from ten thousand on.
 pub(super) fn count(value: &Value) -> String {
     match value.as_f64() {
         None => NONE.to_owned(),
@@ -15,7 +15,7 @@ pub(super) fn count(value: &Value) -> String {
     }
 }
 
-/// So many a second.
+/// A rate per second.
 pub(super) fn rate(value: &Value) -> String {
     match value.as_f64() {
         Some(value) if value > 0.0 && value < 10.0 => format!("{value:.1}"),
@@ -23,12 +23,12 @@ pub(super) fn rate(value: &Value) -> String {
     }
 }
 
-/// A share.
+/// A share as a percentage.
 pub(super) fn percent(value: &Value) -> String {
     value.as_f64().map_or_else(|| NONE.to_owned(), |share| format!("{:.0}%", share * 100.0))
 }
 
-/// A time.
+/// A time in seconds, in a fitting unit.
 pub(super) fn seconds(value: &Value) -> String {
     match value.as_f64() {
         None => NONE.to_owned(),
@@ -40,7 +40,7 @@ pub(super) fn seconds(value: &Value) -> String {
     }
 }
 
-/// A time that is told in microseconds.
+/// A time in microseconds, in a fitting unit.
 pub(super) fn micros(value: &Value) -> String {
     seconds(&value.as_f64().map_or(Value::Null, |time| (time / 1e6).into()))
 }
@@ -51,7 +51,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn numbers_are_as_long_as_they_mean_something() {
+    fn numbers_have_as_many_digits_as_are_useful() {
         assert_eq!(count(&json!(9_999)), "9999");
         assert_eq!(count(&json!(12_345)), "12.3k");
         assert_eq!(count(&json!(3_400_000)), "3.4M");

@@ -1,4 +1,4 @@
-//! A snapshot as lines of text: pure, so that what a terminal shows can be tested without one.
+//! Draws a snapshot as lines of text. Pure, so that it can be tested without a terminal.
 
 use super::format::{count, micros, percent, rate, seconds};
 use super::table::{self, Column, Tone};
@@ -6,42 +6,43 @@ use serde_json::Value;
 
 /// Cells of a bar.
 const BAR: usize = 8;
-/// Rows that are left for what stands below the pods: their heading, what is left out, and some decisions.
+/// Rows reserved below the pods for decisions and their heading.
 const BELOW: usize = 8;
-/// Decisions that are shown where there is room without end.
+/// Decisions that are shown if the number of rows is unlimited.
 const DECISIONS: usize = 10;
 
-/// Whether colours say what is wrong.
+/// Whether the text is coloured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Paint {
     Plain,
     Coloured,
 }
 
-/// Where a snapshot is drawn.
+/// The size of the screen, and how it is painted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Screen {
     pub(super) width: usize,
-    /// None if there is no end to them.
+    /// None if they are unlimited.
     pub(super) rows: Option<usize>,
     pub(super) paint: Paint,
 }
 
 impl Screen {
-    /// The lines, none wider than the screen and no more than it has.
+    /// The lines, cut to the size of the screen.
     pub(super) fn draw(&self, snapshot: &Value) -> Vec<String> {
         let mut lines = vec![self.line(Tone::Usual, &table::joined(&title(snapshot), self.width))];
         lines.push(self.line(Tone::Usual, &table::joined(&figures(snapshot), self.width)));
         lines.push(String::new());
         let mut pods: Vec<_> = items(&snapshot["pods"]).map(pod_row).collect();
-        // What is wrong comes first: the last ones may find no room.
+        // Pods with problems come first, because the last ones may not fit.
         pods.sort_by_key(|(tone, _)| match tone {
             Tone::Bad => 0,
             Tone::Warn => 1,
             Tone::Usual | Tone::Head => 2,
         });
-        let room = self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
-        let left_out = pods.len().saturating_sub(room.max(1));
+        let rows_left =
+            self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
+        let left_out = pods.len().saturating_sub(rows_left.max(1));
         pods.truncate(pods.len() - left_out);
         lines.extend(table::fit(&POD_COLUMNS, pods, self.width).iter().map(|row| self.row(row)));
         if left_out > 0 {
@@ -54,11 +55,11 @@ impl Screen {
             lines.extend(batches.into_iter().map(|parts| self.line(Tone::Usual, &joined(parts))));
         }
         lines.push(String::new());
-        let room = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
+        let rows_left = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
         let decisions: Vec<_> =
-            items(&snapshot["decisions"]).take(room).map(decision_row).collect();
+            items(&snapshot["decisions"]).take(rows_left).map(decision_row).collect();
         match decisions.is_empty() {
-            true => lines.push(self.line(Tone::Head, "No request has ended yet.")),
+            true => lines.push(self.line(Tone::Head, "No requests yet.")),
             false => {
                 let rows = table::fit(&DECISION_COLUMNS, decisions, self.width);
                 lines.extend(rows.iter().map(|row| self.row(row)));
@@ -84,8 +85,8 @@ impl Screen {
     }
 }
 
-/// Where there is no room for all, bars go first, whose number stands beside them, and then what an operator misses
-/// least.
+/// On a narrow screen, bars are dropped first, whose number is beside them, and then the least
+/// important columns.
 const POD_COLUMNS: [Column; 11] = [
     Column::name("POD", 0),
     Column::word("STATE", 0),
@@ -130,9 +131,10 @@ fn title(snapshot: &Value) -> Vec<String> {
     ]
 }
 
-/// What comes first counts most: where the screen ends, whole figures are left out.
+/// Figures, the most important first: those that do not fit are left out.
 fn figures(snapshot: &Value) -> Vec<String> {
-    let (rates, times) = (&snapshot["rates"], &snapshot["rates"]["first_byte_seconds"]);
+    let rates = &snapshot["rates"];
+    let times = &rates["first_byte_seconds"];
     vec![
         format!("{} requests/s", rate(&rates["requests"])),
         format!("{} failed", rate(&rates["failed"])),
@@ -153,7 +155,8 @@ fn bar(share: f64) -> String {
 }
 
 fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
-    let (health, breaker) = (word(&pod["health"]), word(&pod["breaker"]));
+    let health = word(&pod["health"]);
+    let breaker = word(&pod["breaker"]);
     let tone = match (health, breaker) {
         ("down", _) => Tone::Bad,
         ("up", "closed") => Tone::Usual,
@@ -180,7 +183,7 @@ fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
     let row = vec![
         word(&pod["name"]).to_owned(),
         state,
-        // A pod with sixteen requests is full on this scale, whoever else has more.
+        // Sixteen requests fill the bar.
         bar(load / 16.0),
         count(&pod["load"]["requests"]),
         rate(&pod["requests_per_second"]),
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_counts_stands_on_the_screen() {
+    fn a_wide_screen_shows_all_figures() {
         let screen = Screen { width: 200, rows: None, paint: Paint::Plain };
         let text = screen.draw(&snapshot()).join("\n");
         for wanted in [
@@ -315,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_whose_predictions_nobody_checked_has_none() {
+    fn a_pod_without_checked_predictions_shows_a_dash() {
         let mut snapshot = snapshot();
         snapshot["pods"][0]["predictions"] =
             json!({"checked": 0, "predicted_tokens": 0, "actual_tokens": 0});
@@ -325,10 +328,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_a_dash_and_no_failure() {
+    fn an_empty_snapshot_is_drawn_with_dashes() {
         let screen = Screen { width: 80, rows: None, paint: Paint::Plain };
         let lines = screen.draw(&json!({}));
         assert!(lines[0].contains("0 of 0 pods up"), "{lines:?}");
-        assert_eq!(lines.last().unwrap(), "No request has ended yet.");
+        assert_eq!(lines.last().unwrap(), "No requests yet.");
     }
 }

@@ -1,9 +1,10 @@
-//! Rows of cells on a screen that may be too narrow for them.
+//! Lays out rows of cells on a screen that may be too narrow for them.
 //!
-//! Columns are as wide as what stands in them. Where they do not all fit, whole columns go, and names of pods and
-//! requests are shortened; a number is never cut, because half of one is another number.
+//! Columns are as wide as their widest cell. If they do not all fit, whole columns are dropped, and
+//! names of pods and requests are shortened; a number is never cut, because a part of it is another
+//! number.
 
-/// What a line wants to say beside its text.
+/// The severity of a line, shown as its colour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tone {
     Usual,
@@ -12,12 +13,13 @@ pub(super) enum Tone {
     Bad,
 }
 
-/// A column, and how soon it goes where there is no room: those with the highest number first, with 0 never.
+/// A column. On a narrow screen, the column with the highest `drop_order` is dropped first, and one
+/// with 0 never.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     name: &'static str,
     kind: ColumnKind,
-    goes: u8,
+    drop_order: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,90 +28,93 @@ enum ColumnKind {
     Name,
     Word,
     Number,
-    /// A picture of the number beside it, under whose head it stands.
+    /// Draws the number in the next column.
     Bar,
 }
 
-/// What a name is shortened to at most, if need be.
-const LEAST: usize = 8;
-/// A longer name is shortened wherever it stands.
-const MOST: usize = 24;
-const BETWEEN: &str = "  ";
-const CUT: char = '…';
+/// Shortest width of a name on a narrow screen.
+const MIN_NAME: usize = 8;
+/// Longer names are shortened on any screen.
+const MAX_NAME: usize = 24;
+const SEPARATOR: &str = "  ";
+const ELLIPSIS: char = '…';
 
 impl Column {
-    pub(super) const fn name(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: ColumnKind::Name, goes }
+    pub(super) const fn name(name: &'static str, drop_order: u8) -> Self {
+        Self { name, kind: ColumnKind::Name, drop_order }
     }
 
-    pub(super) const fn word(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: ColumnKind::Word, goes }
+    pub(super) const fn word(name: &'static str, drop_order: u8) -> Self {
+        Self { name, kind: ColumnKind::Word, drop_order }
     }
 
-    pub(super) const fn number(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: ColumnKind::Number, goes }
+    pub(super) const fn number(name: &'static str, drop_order: u8) -> Self {
+        Self { name, kind: ColumnKind::Number, drop_order }
     }
 
-    pub(super) const fn bar(goes: u8) -> Self {
-        Self { name: "", kind: ColumnKind::Bar, goes }
+    pub(super) const fn bar(drop_order: u8) -> Self {
+        Self { name: "", kind: ColumnKind::Bar, drop_order }
     }
 
     fn cell(&self, text: &str, width: usize) -> String {
         match self.kind {
             ColumnKind::Number => format!("{text:>width$}"),
             ColumnKind::Name if text.chars().count() > width => {
-                text.chars().take(width - 1).chain([CUT]).collect()
+                text.chars().take(width - 1).chain([ELLIPSIS]).collect()
             }
             ColumnKind::Name | ColumnKind::Word | ColumnKind::Bar => format!("{text:<width$}"),
         }
     }
 }
 
-/// The head and all rows, in as many columns as fit.
+/// The header and all rows, in as many columns as fit into `available`.
 pub(super) fn fit(
     columns: &[Column],
     rows: Vec<(Tone, Vec<String>)>,
-    room: usize,
+    available: usize,
 ) -> Vec<(Tone, String)> {
     let head: Vec<_> = columns.iter().map(|column| column.name.to_owned()).collect();
     let rows: Vec<_> = std::iter::once((Tone::Head, head)).chain(rows).collect();
     let widest = |at: usize| {
         let cells = rows.iter().map(|(_, cells)| cells[at].chars().count());
         let width = cells.max().unwrap_or(0);
-        if columns[at].kind == ColumnKind::Name { width.min(MOST) } else { width }
+        if columns[at].kind == ColumnKind::Name { width.min(MAX_NAME) } else { width }
     };
     let mut widths: Vec<_> = (0..columns.len()).map(|at| Some(widest(at))).collect();
-    let taken = |widths: &[Option<usize>]| -> usize {
-        widths.iter().flatten().map(|width| width + BETWEEN.len()).sum::<usize>() - BETWEEN.len()
+    let used = |widths: &[Option<usize>]| -> usize {
+        widths.iter().flatten().map(|width| width + SEPARATOR.len()).sum::<usize>()
+            - SEPARATOR.len()
     };
-    while taken(&widths) > room {
+    while used(&widths) > available {
         let shown = |at: &usize| widths[*at].is_some();
-        let last = (0..columns.len()).filter(shown).max_by_key(|at| columns[*at].goes);
-        match last.filter(|at| columns[*at].goes > 0) {
+        let last = (0..columns.len()).filter(shown).max_by_key(|at| columns[*at].drop_order);
+        match last.filter(|at| columns[*at].drop_order > 0) {
             Some(at) => widths[at] = None,
             None => break,
         }
     }
     for (at, column) in columns.iter().enumerate() {
-        let over = taken(&widths).saturating_sub(room);
+        let over = used(&widths).saturating_sub(available);
         if let (ColumnKind::Name, Some(wide)) = (column.kind, widths[at]) {
-            widths[at] = Some(wide.saturating_sub(over).max(LEAST.min(wide)));
+            widths[at] = Some(wide.saturating_sub(over).max(MIN_NAME.min(wide)));
         }
     }
     let line = |cells: &[String]| {
         let shown = columns.iter().zip(cells).zip(&widths);
         let shown = shown.filter_map(|((column, cell), width)| Some(column.cell(cell, (*width)?)));
-        shown.collect::<Vec<_>>().join(BETWEEN)
+        shown.collect::<Vec<_>>().join(SEPARATOR)
     };
     rows.iter().map(|(tone, cells)| (*tone, line(cells))).collect()
 }
 
-/// As many parts as fit, the first first.
-pub(super) fn joined(parts: &[String], room: usize) -> String {
+/// Joins as many of the first parts as fit into `available`.
+pub(super) fn joined(parts: &[String], available: usize) -> String {
     let mut text = String::new();
     for part in parts {
         let between = if text.is_empty() { "" } else { " · " };
-        if !text.is_empty() && text.chars().count() + between.len() + part.chars().count() > room {
+        if !text.is_empty()
+            && text.chars().count() + between.len() + part.chars().count() > available
+        {
             break;
         }
         text.push_str(between);
@@ -129,13 +134,16 @@ mod tests {
         Column::word("STATE", 1),
     ];
 
-    fn shown(room: usize) -> Vec<String> {
+    fn shown(available: usize) -> Vec<String> {
         let row = ["a-pod-with-a-name", "████", "1234", "up"].map(str::to_owned).to_vec();
-        fit(&COLUMNS, vec![(Tone::Usual, row)], room).into_iter().map(|(_, text)| text).collect()
+        fit(&COLUMNS, vec![(Tone::Usual, row)], available)
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect()
     }
 
     #[test]
-    fn bars_go_first_then_what_is_missed_least_and_names_are_shortened_last() {
+    fn bars_are_dropped_first_then_other_columns_and_names_are_shortened_last() {
         assert_eq!(shown(40)[1], "a-pod-with-a-name  ████  1234  up   ");
         assert_eq!(shown(33)[1], "a-pod-with-a-name  1234  up   ");
         assert_eq!(shown(24)[1], "a-pod-with-a-name  1234");

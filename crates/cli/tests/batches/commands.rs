@@ -1,4 +1,4 @@
-//! What the command line refuses before it asks a gateway.
+//! `wornpath batch` against a scripted gateway, and what it refuses before it sends a request.
 
 use super::{folder, input, line, text};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,11 +15,11 @@ fn refused(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn what_is_no_regular_file_is_not_submitted() {
+fn a_path_that_is_not_a_regular_file_is_refused() {
     for path in ["/dev/stdin", "/dev/null", "/"] {
-        // Nobody listens there: it is refused before.
+        // Nothing listens there: the command is refused before it connects.
         let said = refused(&["submit", path, "--gateway", "http://127.0.0.1:1"]);
-        assert!(said.contains(&format!("{path} is no regular file")), "{said}");
+        assert!(said.contains(&format!("{path} is not a regular file")), "{said}");
     }
 }
 
@@ -30,19 +30,21 @@ fn a_gateway_with_a_path_is_refused_and_not_called_without_it() {
         assert!(said.contains("without a path: http://127.0.0.1:1"), "{said}");
     }
     let said = refused(&["list", "--gateway", "https://127.0.0.1:1"]);
-    assert!(said.contains("say with --ca FILE whose signature"), "{said}");
+    assert!(said.contains("give the CA of its certificate with --ca FILE"), "{said}");
     let said = refused(&["list", "--gateway", "http://127.0.0.1:1/"]);
     assert!(said.contains("cannot reach the gateway"), "{said}");
 }
 
-/// A gateway that gives these answers, each on a connection of its own, and says what it was asked. An empty one is none.
+/// A gateway that gives these answers, each on a connection of its own, and says what it was asked.
+/// An empty one is none.
 fn gateway(answers: &'static [(u16, &'static str)]) -> (String, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let serve = move || {
         let answer = |(status, body): &(u16, &str)| {
             let mut stream = BufReader::new(listener.accept().unwrap().0);
-            let (mut head, mut length) = (String::new(), 0);
+            let mut head = String::new();
+            let mut length = 0;
             while !head.ends_with("\r\n\r\n") {
                 let start = head.len();
                 stream.read_line(&mut head).unwrap();
@@ -85,7 +87,7 @@ fn a_watched_batch_ends_with_1_unless_all_its_lines_were_answered() {
 }
 
 #[test]
-fn a_gateway_that_was_there_is_asked_again() {
+fn a_poll_is_retried_when_the_gateway_becomes_unreachable() {
     let (url, asked) = gateway(&[
         (200, r#"{"status":"in_progress"}"#),
         (0, ""),
@@ -93,17 +95,17 @@ fn a_gateway_that_was_there_is_asked_again() {
     ]);
     let output = batch(&url, &["watch", "batch-1"]);
     assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stderr).contains("it is tried for a minute"), "{output:?}");
+    assert!(text(&output.stderr).contains("retrying for 60 s"), "{output:?}");
     assert_eq!(asked.join().unwrap().len(), 3);
 }
 
 #[test]
-fn a_gateway_that_is_away_when_watching_begins_is_asked_again() {
+fn the_first_poll_is_retried_while_the_gateway_is_unreachable() {
     let (url, asked) =
         gateway(&[(0, ""), (200, r#"{"status":"completed","request_counts":{"failed":0}}"#)]);
     let output = batch(&url, &["watch", "batch-1"]);
     assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stderr).contains("it is tried for a minute"), "{output:?}");
+    assert!(text(&output.stderr).contains("retrying for 60 s"), "{output:?}");
     assert_eq!(asked.join().unwrap().len(), 2);
     let (url, asked) = gateway(&[(404, r#"{"error":{"message":"there is no batch"}}"#)]);
     let output = batch(&url, &["watch", "batch-1"]);
@@ -112,7 +114,7 @@ fn a_gateway_that_is_away_when_watching_begins_is_asked_again() {
 }
 
 #[test]
-fn what_was_uploaded_for_a_refused_batch_is_deleted() {
+fn the_upload_of_a_refused_batch_is_deleted() {
     let (url, asked) = gateway(&[
         (200, r#"{"id":"file-1"}"#),
         (400, r#"{"error":{"message":"no such window"}}"#),
@@ -127,7 +129,7 @@ fn what_was_uploaded_for_a_refused_batch_is_deleted() {
 }
 
 #[test]
-fn lines_that_failed_are_printed_with_why_once_the_batch_has_ended() {
+fn failed_lines_are_printed_once_the_batch_has_ended() {
     const ENDED: &str =
         r#"{"status":"completed","error_file_id":"file-2","request_counts":{"failed":1}}"#;
     const NOTHING: &str = r#"{"status":"completed","request_counts":{"failed":0}}"#;
@@ -140,7 +142,7 @@ fn lines_that_failed_are_printed_with_why_once_the_batch_has_ended() {
     assert_eq!(asked.join().unwrap(), ["GET /v1/batches/batch-1", "GET /v1/files/file-2/content"]);
     let cases: [(&[_], bool, &str); 3] = [
         (&[(200, NOTHING)], true, "completed"),
-        (&[(200, RUNNING)], false, "it has not ended"),
+        (&[(200, RUNNING)], false, "the batch has not ended"),
         (&[(200, WRONG)], true, "line 3: no body"),
     ];
     for (answers, is_done, told) in cases {

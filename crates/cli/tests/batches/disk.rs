@@ -1,20 +1,21 @@
-//! A disk that is full, as clients see it: a small file system under the gateway's folder.
+//! A full disk: a small file system under the gateway's folder.
 
 use super::{batch, folder, input, line, text};
-use crate::gateway::{Gateway, eventually};
-use crate::served::{Exchange, Response, Served};
+use crate::support::engines::{Engines, Exchange, Response};
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A gateway whose folder has so many KiB. It sees that file system, and others only through its process.
+/// A gateway whose folder has so many KiB. It sees that file system, and others only through its
+/// process.
 struct Small {
     gateway: Gateway,
     inside: PathBuf,
 }
 
 impl Small {
-    fn start(name: &str, kib: usize, engines: &Served) -> Option<Self> {
+    fn start(name: &str, kib: usize, engines: &Engines) -> Option<Self> {
         let kept = folder(name).join("kept");
         std::fs::create_dir_all(&kept).unwrap();
         let urls: Vec<_> = engines.engines.iter().map(|at| format!("http://{}", at.http)).collect();
@@ -60,8 +61,8 @@ fn fill(path: &Path) {
 }
 
 #[test]
-fn an_upload_that_has_no_room_is_answered_with_507_and_succeeds_once_there_is() {
-    let engines = Served::start(&[]);
+fn an_upload_without_disk_space_gets_507_and_succeeds_later() {
+    let engines = Engines::start(&[]);
     let Some(small) = Small::start("full", 8 << 10, &engines) else { return };
     let first = small.upload(4 << 20);
     assert_eq!(first.status, 200, "{}", first.text);
@@ -84,8 +85,8 @@ fn an_upload_that_has_no_room_is_answered_with_507_and_succeeds_once_there_is() 
 }
 
 #[test]
-fn a_batch_whose_results_have_no_room_waits_and_goes_on_when_there_is() {
-    let engines = Served::start_at("20", &["--engines", "2"]);
+fn a_batch_waits_for_disk_space_for_its_results() {
+    let engines = Engines::start_at("20", &["--engines", "2"]);
     let Some(small) = Small::start("blocked", 2 << 10, &engines) else { return };
     let gateway = &small.gateway;
     let input = input(&folder("blocked-input"), (0..400).map(line));

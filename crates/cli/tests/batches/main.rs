@@ -1,41 +1,35 @@
-//! Batches through the real binary: the official client, and a gateway that is killed while they run.
+//! Batches through the real binary: the official client, and a gateway that is killed while they
+//! run.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod commands;
-mod deleted;
+#[cfg(feature = "postgres")]
+mod database;
+mod dedup;
+mod deleted_files;
 mod disk;
-mod endings;
-#[path = "../serve/gateway.rs"]
-#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
-mod gateway;
-mod identical;
-mod large;
-mod long;
-mod matched;
+mod external_sort;
+mod large_lines;
 mod models;
-mod patient;
+mod prefix_match;
 mod priority;
-#[path = "../serve/recorder.rs"]
-#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
-mod recorder;
-mod reloaded;
+mod reload;
 mod roles;
-#[path = "../engine/served.rs"]
-#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
-mod served;
 #[cfg(feature = "postgres")]
 #[path = "../../../jobs/tests/crash/server.rs"]
 #[allow(dead_code, reason = "shared with the tests of the store, which use the rest")]
 mod server;
-#[cfg(feature = "postgres")]
-mod shared;
-mod stalled;
+mod slow_lines;
+mod stalled_clients;
+#[path = "../support/mod.rs"]
+mod support;
 mod tenants;
+mod terminal_states;
 
-use gateway::{Gateway, eventually};
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
-use served::Served;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -90,23 +84,24 @@ fn the_official_client_uploads_creates_polls_downloads_cancels_and_expires() {
         eprintln!("NOT CHECKED: the official client, because python3 has no `openai`");
         return;
     }
-    let engines = Served::start_at("20", &["--engines", "2"]);
+    let engines = Engines::start_at("20", &["--engines", "2"]);
     let kept = folder("client");
-    let gateway = Gateway::before(&engines, &["--batches", kept.to_str().unwrap()]);
+    let gateway = Gateway::in_front_of(&engines, &["--batches", kept.to_str().unwrap()]);
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/batches/client.py");
     let url = format!("http://{}", gateway.address);
     let output = Command::new("python3").arg(script).arg(url).output().unwrap();
-    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    let out = text(&output.stdout);
+    let error = text(&output.stderr);
     assert!(output.status.success(), "{out}{error}");
     assert!(out.ends_with("every_interface\n"), "{out}");
 }
 
 #[test]
-fn a_gateway_that_is_killed_goes_on_with_its_batches_and_publishes_each_line_once() {
-    let engines = Served::start_at("20", &["--engines", "2"]);
+fn a_killed_gateway_resumes_its_batches_and_publishes_each_line_once() {
+    let engines = Engines::start_at("20", &["--engines", "2"]);
     let kept = folder("killed");
     let arguments = ["--batches", kept.to_str().unwrap()];
-    let mut gateway = Gateway::before(&engines, &arguments);
+    let mut gateway = Gateway::in_front_of(&engines, &arguments);
     let input = kept.join("in.jsonl");
     let lines: Vec<_> = (0..400).map(|number| line(number).to_string()).collect();
     std::fs::write(&input, lines.join("\n")).unwrap();
@@ -122,7 +117,7 @@ fn a_gateway_that_is_killed_goes_on_with_its_batches_and_publishes_each_line_onc
         gateway.child.kill().unwrap();
         gateway.child.wait().unwrap();
         let before = round * 60;
-        gateway = Gateway::before(&engines, &arguments);
+        gateway = Gateway::in_front_of(&engines, &arguments);
         assert!(done(&gateway) >= before, "what was acknowledged is there");
     }
     let watched = batch(&gateway, &["watch", &id]);
@@ -141,10 +136,10 @@ fn a_gateway_that_is_killed_goes_on_with_its_batches_and_publishes_each_line_onc
 }
 
 #[test]
-fn what_failed_can_be_tried_again_and_nothing_else_is() {
-    let engines = Served::start(&[]);
+fn a_retry_runs_the_failed_lines_only() {
+    let engines = Engines::start(&[]);
     let kept = folder("retried");
-    let gateway = Gateway::before(&engines, &["--batches", kept.to_str().unwrap()]);
+    let gateway = Gateway::in_front_of(&engines, &["--batches", kept.to_str().unwrap()]);
     let mut wrong = line(1);
     wrong["body"]["model"] = json!("none");
     let input = kept.join("in.jsonl");
@@ -166,8 +161,8 @@ fn what_failed_can_be_tried_again_and_nothing_else_is() {
 }
 
 #[test]
-fn what_a_tenant_may_have_is_limited_and_the_plan_is_explained() {
-    let engines = Served::start(&["--engines", "2"]);
+fn the_storage_of_a_tenant_is_limited_and_the_plan_is_explained() {
+    let engines = Engines::start(&["--engines", "2"]);
     let kept = folder("limited");
     let pods: Vec<_> = engines
         .engines
@@ -199,8 +194,9 @@ fn what_a_tenant_may_have_is_limited_and_the_plan_is_explained() {
     assert_eq!((&plan["object"], &plan["requests"]), (&json!("batch.plan"), &json!(12)));
     let requests = plan["segments"].as_array().unwrap().iter();
     assert_eq!(requests.map(|part| part["requests"].as_u64().unwrap()).sum::<u64>(), 12);
-    let (least, planned, all) =
-        (&plan["least_tokens"], &plan["planned_tokens"], &plan["prompt_tokens"]);
+    let least = &plan["least_tokens"];
+    let planned = &plan["planned_tokens"];
+    let all = &plan["prompt_tokens"];
     let [least, planned, all] = [least, planned, all].map(|tokens| tokens.as_u64().unwrap());
     assert!(least <= planned && planned < all / 2, "{plan}");
     assert_eq!(plan["groups"][0]["requests"], 3, "{plan}");
@@ -216,16 +212,17 @@ fn what_a_tenant_may_have_is_limited_and_the_plan_is_explained() {
     assert!(error.contains("your files may have 65536 bytes in all"), "{refused:?}");
 }
 
-/// Two gateways, one database: both run one batch, one of them is killed, and every line is published once.
+/// Two gateways, one database: both run one batch, one of them is killed, and every line is
+/// published once.
 #[cfg(feature = "postgres")]
 #[test]
 fn gateways_that_share_a_database_share_a_batch_and_survive_each_other() {
     let Some(database) = server::Database::start() else { return };
     let address =
         format!("postgres://wornpath@127.0.0.1:{}/postgres?sslmode=disable", database.port);
-    let engines = Served::start_at("20", &["--engines", "2"]);
-    let first = Gateway::before(&engines, &["--batches", &address]);
-    let mut second = Gateway::before(&engines, &["--batches", &address]);
+    let engines = Engines::start_at("20", &["--engines", "2"]);
+    let first = Gateway::in_front_of(&engines, &["--batches", &address]);
+    let mut second = Gateway::in_front_of(&engines, &["--batches", &address]);
     let input = folder("shared").join("in.jsonl");
     // Long lines, so that there are several segments.
     let long = |number: usize| {

@@ -1,17 +1,17 @@
-//! Batches before pods of several models.
+//! Batches in a fleet with pods of several models.
 
 use super::{batch, folder, input, line, text};
-use crate::gateway::Gateway;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use serde_json::json;
 
 #[test]
 fn a_batch_is_planned_for_the_pods_and_by_the_tokenizer_of_its_model() {
     let [first, second] =
-        ["a", "b"].map(|model| Served::start(&["--engines", "2", "--model", model]));
+        ["a", "b"].map(|model| Engines::start(&["--engines", "2", "--model", model]));
     let kept = folder("models");
-    let of = |served: &Served, model: &str| {
-        let pod = |at: &crate::served::Ports| json!({"url": format!("http://{}", at.http), "model": model});
+    let of = |served: &Engines, model: &str| {
+        let pod = |at: &crate::support::engines::Ports| json!({"url": format!("http://{}", at.http), "model": model});
         served.engines.iter().map(pod).collect::<Vec<_>>()
     };
     let pods = [of(&first, "a"), of(&second, "b")].concat();

@@ -1,8 +1,8 @@
-//! What engines are told of how urgent offline requests are.
+//! The priority that engines get for offline requests.
 
 use super::{batch, folder, input, text};
-use crate::gateway::Gateway;
-use crate::recorder::{Recorder, Sent};
+use crate::support::gateway::Gateway;
+use crate::support::recorder::{Recorder, Sent};
 use serde_json::{Value, json};
 
 /// Runs a batch of three lines and then a client's request, and says what the engine was sent.
@@ -42,14 +42,14 @@ fn priorities(sent: &[Sent], is_online: bool) -> Vec<Value> {
 }
 
 #[test]
-fn engines_that_schedule_by_priority_are_told_that_offline_requests_come_last() {
+fn engines_with_priority_scheduling_get_offline_requests_at_the_lowest_priority() {
     let sent = sent("priority", &json!({"priority": 100}));
     assert_eq!(priorities(&sent, false), [json!(100), json!(100), json!(100)], "{sent:?}");
     assert_eq!(priorities(&sent, true), [Value::Null], "clients' requests stay as they are");
 }
 
 #[test]
-fn engines_that_do_not_are_told_nothing() {
+fn engines_without_priority_scheduling_get_no_priority() {
     let sent = sent("no-priority", &json!({}));
     let own = priorities(&sent, false);
     assert_eq!(own.len(), 3);

@@ -1,12 +1,12 @@
-//! Batches before pods that play only parts of a plan.
+//! Batches in a fleet with prefill and decode pods.
 
 use super::{batch, folder, input, line, text};
-use crate::gateway::Gateway;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use serde_json::json;
 
 /// A gateway before engines of these roles, one each.
-fn before(engines: &Served, (name, profile): (&str, &str), roles: &[&str]) -> Gateway {
+fn in_front_of(engines: &Engines, (name, profile): (&str, &str), roles: &[&str]) -> Gateway {
     let pods = engines.engines.iter().zip(roles);
     let pods: Vec<_> = pods
         .map(|(engine, role)| json!({"url": format!("http://{}", engine.http), "role": [role], "model": "m"}))
@@ -25,8 +25,8 @@ fn before(engines: &Served, (name, profile): (&str, &str), roles: &[&str]) -> Ga
 
 #[test]
 fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
-    let gateway = before(&engines, ("unserved", "prefill-decode"), &["prefill", "decode"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
+    let gateway = in_front_of(&engines, ("unserved", "prefill-decode"), &["prefill", "decode"]);
     let input = input(&folder("unserved-input"), (0..3).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     let said = text(&ended.stdout);
@@ -36,8 +36,8 @@ fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
 
 #[test]
 fn a_batch_is_planned_only_for_pods_that_serve() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
-    let gateway = before(&engines, ("served", "cache-aware"), &["prefill", "serve"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
+    let gateway = in_front_of(&engines, ("served", "cache-aware"), &["prefill", "serve"]);
     let input = input(&folder("served-input"), (0..40).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     assert!(text(&ended.stdout).contains("completed: 40 of 40 answered"), "{ended:?}");

@@ -1,7 +1,7 @@
-//! Files and batches belong to whoever made them: to everybody else they are not there.
+//! Files and batches belong to the tenant that created them; other tenants cannot see them.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::{Exchange, Response, Served};
+use crate::support::engines::{Engines, Exchange, Response};
+use crate::support::gateway::{Gateway, eventually};
 use crate::{folder, line};
 use serde_json::Value;
 
@@ -31,12 +31,12 @@ fn id(object: &Value) -> String {
 }
 
 #[test]
-fn nobody_sees_uses_or_ends_another_tenants_files_and_batches() {
-    let engines = Served::start(&[]);
+fn a_tenant_cannot_see_use_or_cancel_files_and_batches_of_another() {
+    let engines = Engines::start(&[]);
     let kept = folder("tenants");
     let arguments =
         ["--batches", kept.to_str().unwrap(), "--api-key", "a=key-a", "--api-key", "b=key-b"];
-    let gateway = Gateway::before(&engines, &arguments);
+    let gateway = Gateway::in_front_of(&engines, &arguments);
     let file = upload(&gateway, "key-a");
     let new = |file: &str| {
         format!(

@@ -1,6 +1,7 @@
-//! Two engines, a relay, two routers behind a broker and one that needs none; and clients that never stop asking.
+//! Two engines, a relay, two routers behind a broker and one without; and clients that keep sending
+//! requests.
 
-use crate::served::{Exchange, Served};
+use crate::support::engines::{Engines, Exchange};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ pub(crate) struct Fleet {
     resting: Arc<AtomicBool>,
     asking: Arc<AtomicUsize>,
     _relay: Process,
-    _engines: Served,
+    _engines: Engines,
 }
 
 /// Clients that ask one request after another.
@@ -55,7 +56,8 @@ pub(crate) struct Traffic {
 impl Fleet {
     pub(crate) fn start(kind: &str, broker: &str) -> Self {
         let count = ENGINES.to_string();
-        let engines = Served::start(&["--engines", &count, "--model", "m", "--kv-tokens", "65536"]);
+        let engines =
+            Engines::start(&["--engines", &count, "--model", "m", "--kv-tokens", "65536"]);
         let mut relay = Command::new(env!("CARGO_BIN_EXE_wornpath"));
         relay.args(["relay", "--to", &format!("{broker}/kv")]).stdout(Stdio::null());
         relay.stderr(Stdio::null());
@@ -74,7 +76,8 @@ impl Fleet {
         let router = |name: &str, source: &str, events: &dyn Fn(usize) -> String| {
             let pods: String = (0..ENGINES)
                 .map(|number| {
-                    let (url, events) = (&engines.engines[number].http, events(number));
+                    let url = &engines.engines[number].http;
+                    let events = events(number);
                     format!(
                         "  - {{url: \"http://{url}\", name: p{number}, model: m, engine: vllm, events: \"{events}\"}}\n"
                     )
@@ -88,7 +91,8 @@ impl Fleet {
             router("second", &source, &shared),
             router("direct", "", &zmq),
         ];
-        let (resting, asking) = (Arc::default(), Arc::default());
+        let resting = Arc::default();
+        let asking = Arc::default();
         let kind = kind.to_owned();
         Self { routers, kind, resting, asking, _relay: relay, _engines: engines }
     }
@@ -112,8 +116,8 @@ impl Fleet {
         std::thread::sleep(time);
     }
 
-    /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines that work are
-    /// known a moment later than they speak.
+    /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines
+    /// that work are known a moment later than they speak.
     pub(crate) fn agree(&self, what: &str) {
         let returned = Instant::now();
         self.resting.store(true, Relaxed);
@@ -123,7 +127,8 @@ impl Fleet {
             let is_live = direct.iter().all(|pod| pod.0 == "live" && !pod.1.starts_with("0:"));
             let at_rest = self.asking.load(Relaxed) == 0;
             if at_rest && is_live && others.iter().all(|other| other == direct) {
-                let (kind, took) = (&self.kind, returned.elapsed());
+                let kind = &self.kind;
+                let took = returned.elapsed();
                 eprintln!("{kind}, {what}: all agree {took:?} after its return: {direct:?}");
                 break;
             }
@@ -152,7 +157,8 @@ impl Router {
             let line = lines.next().expect("the router says where it listens").unwrap();
             line.split("http://").nth(1).unwrap().to_owned()
         };
-        let (client, admin) = (address(), address());
+        let client = address();
+        let admin = address();
         let router = Self { client, admin, configuration, _process: Process(child) };
         let deadline = Instant::now() + Duration::from_secs(15);
         let is_up = |pod: &Value| pod["health"] == "up";
@@ -165,7 +171,8 @@ impl Router {
 
     /// Each pod's state and digest.
     fn known(&self) -> Vec<(String, String)> {
-        let (pods, index) = (self.get("/pods"), self.get("/index"));
+        let pods = self.get("/pods");
+        let index = self.get("/index");
         let state = |name: &Value| {
             let pod = pods["pods"].as_array().unwrap().iter().find(|pod| pod["name"] == *name);
             pod.unwrap()["events"]["feed"]["state"].as_str().unwrap_or("none").to_owned()
@@ -190,7 +197,8 @@ struct Client {
 impl Client {
     /// Asks until it is over: how many answers came, and how long the slowest took.
     fn ask(&self) -> (usize, Duration) {
-        let (mut answered, mut longest) = (0, Duration::ZERO);
+        let mut answered = 0;
+        let mut longest = Duration::ZERO;
         while !self.over.load(Relaxed) {
             std::thread::sleep(Duration::from_millis(10));
             self.asking.fetch_add(1, Relaxed);

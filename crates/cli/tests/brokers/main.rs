@@ -1,17 +1,17 @@
-//! Brokers through the whole of it: engines, a relay, a real broker and two routers, all as processes. Whatever becomes of
-//! the broker, requests are answered as if nothing had happened; and within five seconds of its return both routers
-//! know exactly what a third one knows that listens to the engines themselves.
+//! Brokers through the whole of it: engines, a relay, a real broker and two routers, all as
+//! processes. Whatever becomes of the broker, requests are answered as if nothing had happened; and
+//! within five seconds of its return both routers know exactly what a third one knows that listens
+//! to the engines themselves.
 #![cfg(any(feature = "nats", feature = "redis"))]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod fleet;
-#[path = "../engine/served.rs"]
-#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
-mod served;
 #[path = "../../../events/tests/server/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of transports, which use the rest")]
 mod server;
+#[path = "../support/mod.rs"]
+mod support;
 
 use fleet::Fleet;
 use server::Server;

@@ -117,7 +117,7 @@ def decisions(visit, browser):
     first = browser.until("decisions are listed", latest)
     browser.until("new ones come by themselves", lambda: latest() != first)
     browser.point("tbody tr:nth-child(3)")
-    browser.until("the list knows that somebody points at it", lambda: "held" in browser.text())
+    browser.until("the list is held while the pointer is on it", lambda: "held" in browser.text())
     held = latest()
     time.sleep(2.5)
     assert latest() == held, "rows move away under the pointer"

@@ -1,4 +1,5 @@
-//! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under traffic.
+//! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under
+//! traffic.
 //!
 //! With `WORNPATH_SCREENSHOTS=1` the pictures under `docs/images/` are made anew.
 #![allow(clippy::print_stdout, reason = "what the browser saw is worth knowing")]
@@ -7,16 +8,12 @@
 
 mod cost;
 mod demo;
-#[path = "../serve/gateway.rs"]
-#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
-mod gateway;
-#[path = "../engine/served.rs"]
-#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
-mod served;
+#[path = "../support/mod.rs"]
+mod support;
 mod top;
 
-use gateway::Gateway;
-use served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -48,28 +45,30 @@ fn have_browser() -> bool {
 }
 
 /// Engines that publish what they cache.
-fn engines() -> Served {
+fn engines() -> Engines {
     engines_at("2")
 }
 
 /// The same, so many times faster than real ones.
-fn engines_at(speed: &str) -> Served {
+fn engines_at(speed: &str) -> Engines {
     started(speed, "4")
 }
 
-fn started(speed: &str, count: &str) -> Served {
-    Served::start_at(
+fn started(speed: &str, count: &str) -> Engines {
+    Engines::start_at(
         speed,
         &["--engines", count, "--model", "m", "--answer-tokens", "24", "--kv-tokens", "60000"],
     )
 }
 
 /// A gateway before them, by a file that begins so.
-fn configured(test: &str, engines: &Served, admin: &str) -> Gateway {
+fn configured(test: &str, engines: &Engines, admin: &str) -> Gateway {
     let mut text =
         format!("{admin}\nexplained: 20\nmodels: [{{name: m, tokenizer: bytes}}]\npods:\n");
     for (number, at) in engines.engines.iter().enumerate() {
-        let (http, events, replay) = (&at.http, &at.events, &at.replay);
+        let http = &at.http;
+        let events = &at.events;
+        let replay = &at.replay;
         text.push_str(&format!(
             "  - {{url: \"http://{http}\", name: pod-{number}, model: m, engine: vllm, events: \"zmq://{events}?replay={replay}\"}}\n"
         ));
@@ -80,7 +79,8 @@ fn configured(test: &str, engines: &Served, admin: &str) -> Gateway {
     let path = folder.join("wornpath.yaml");
     fs::write(&path, text).unwrap();
     let batches = folder.join("batches");
-    let (path, batches) = (path.to_str().unwrap(), batches.to_str().unwrap());
+    let path = path.to_str().unwrap();
+    let batches = batches.to_str().unwrap();
     Gateway::start(
         &["-c", path, "--batches", batches, "--admin", "127.0.0.1:0"],
         engines.engines.len(),
@@ -89,22 +89,22 @@ fn configured(test: &str, engines: &Served, admin: &str) -> Gateway {
 
 fn run(arguments: &[&str]) {
     let output = Command::new("python3").arg("-B").arg(SCRIPT).args(arguments).output().unwrap();
-    let (told, wrong) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8_lossy(&output.stdout);
+    let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}{wrong}");
     eprint!("{told}");
 }
 
 #[test]
-fn every_view_shows_what_happens_and_the_browser_has_nothing_to_complain_of() {
+fn every_view_shows_live_traffic_without_browser_errors() {
     if !have_browser() {
         return;
     }
     let engines = engines();
     let gateway = configured("dashboard_views", &engines, "");
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
-    let (client, control) =
-        (format!("http://{}", gateway.address), format!("http://{}", engines.control));
+    let client = format!("http://{}", gateway.address);
+    let control = format!("http://{}", engines.control);
     let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
     run(&["views", &admin, &client, &control, images]);
 }
@@ -122,26 +122,27 @@ fn with_a_token_nothing_is_shown_before_it_is_given() {
 }
 
 #[test]
-fn a_router_that_does_not_answer_is_not_shown_as_if_it_did() {
+fn the_dashboard_shows_that_the_router_does_not_answer() {
     if !have_browser() {
         return;
     }
     let engines = engines();
     let gateway = configured("dashboard_gone", &engines, "");
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
-    let (client, process) = (format!("http://{}", gateway.address), gateway.child.id().to_string());
+    let client = format!("http://{}", gateway.address);
+    let process = gateway.child.id().to_string();
     run(&["gone", &admin, &client, &process]);
 }
 
 #[test]
-fn of_many_pods_those_that_want_a_look_come_first() {
+fn pods_with_problems_are_drawn_first() {
     if !have_browser() {
         return;
     }
     let engines = started("5", "24");
     let gateway = configured("dashboard_many", &engines, "");
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
-    let (client, control) =
-        (format!("http://{}", gateway.address), format!("http://{}", engines.control));
+    let client = format!("http://{}", gateway.address);
+    let control = format!("http://{}", engines.control);
     run(&["many", &admin, &client, &control]);
 }

@@ -12,7 +12,7 @@ fn told(output: &Output) -> String {
 }
 
 #[test]
-fn one_look_shows_the_fleet_as_plain_text() {
+fn top_once_prints_the_fleet_as_plain_text() {
     let engines = engines();
     let gateway = configured("top_once", &engines, "");
     let body = serde_json::json!({"model": "m", "prompt": "Once upon a time", "max_tokens": 4});
@@ -33,7 +33,7 @@ fn one_look_shows_the_fleet_as_plain_text() {
 }
 
 #[test]
-fn whoever_cannot_watch_is_told_why() {
+fn top_reports_why_it_cannot_connect() {
     let engines = engines();
     let listen = format!(
         "listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{}\"}}}}",
@@ -43,8 +43,8 @@ fn whoever_cannot_watch_is_told_why() {
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
     let client = format!("http://{}", gateway.address);
     for (arguments, wanted) in [
-        (&["--once", "--admin", &admin][..], "wants a token; give --token"),
-        (&["--once", "--admin", &admin, "--token", "wrong"], "does not know this token"),
+        (&["--once", "--admin", &admin][..], "requires a token; give --token"),
+        (&["--once", "--admin", &admin, "--token", "wrong"], "rejected the token"),
         (&["--once", "--admin", &client], "is it the admin address"),
         (&["--once", "--admin", "http://127.0.0.1:9"], "cannot reach the admin plane"),
         (&["--once", "--admin", "http://127.0.0.1:9"], "was the router started with --admin?"),
@@ -59,7 +59,7 @@ fn whoever_cannot_watch_is_told_why() {
 }
 
 #[test]
-fn told_to_end_it_leaves_the_terminal_as_it_was() {
+fn a_signal_ends_top_and_restores_the_terminal() {
     let engines = engines();
     let gateway = configured("top_ends", &engines, "");
     let admin = gateway.admin.as_ref().unwrap();
@@ -68,7 +68,8 @@ fn told_to_end_it_leaves_the_terminal_as_it_was() {
         let command = format!("timeout -s {signal} 2 {binary} top --admin http://{admin}");
         let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output().unwrap();
         let shown = told(&output);
-        let (entered, left) = (shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
+        let entered = shown.find("\x1b[?1049h");
+        let left = shown.rfind("\x1b[?1049l");
         assert!(entered.is_some() && entered < left, "{signal}: {shown:?}");
         assert!(shown.contains("4 of 4 pods up"), "{signal}: {shown}");
     }

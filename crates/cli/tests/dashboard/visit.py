@@ -1,4 +1,4 @@
-"""Somebody who looks at the dashboard."""
+"""A visitor of the dashboard."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Visit:
             time.sleep(0.6)
             path = os.path.join(self.images, f"dashboard-{name}.png")
             self.browser.picture(path)
-            # A third of the bytes, and nobody sees it.
+            # A third of the bytes, without a visible difference.
             if shutil.which("pngquant"):
                 subprocess.run(["pngquant", "--force", "--ext", ".png", "--speed", "1", "--strip", path], check=True)
 

@@ -1,4 +1,5 @@
-//! Figures in pages that come from kept runs: each is what its raw file says, and is written from there.
+//! Figures in pages that come from kept runs: each is what its raw file says, and is written from
+//! there.
 //!
 //! `<!-- gateway.txt; 1 KB, whole, 32 connections; nginx; 1 -->15.1<!-- -->` is, in `bench/results/gateway.txt` below the
 //! heading `1 KB, whole, 32 connections`, the first number behind `nginx` at the beginning of a line. Of several headings,
@@ -15,7 +16,8 @@ const IS_OVER: &str = "<!-- -->";
 
 #[test]
 fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
-    let (mut wrong, mut seen) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut seen = 0;
     for page in pages() {
         let Some((text, count)) = current(&page, &mut wrong) else { continue };
         seen += count;
@@ -39,7 +41,8 @@ fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
     report(&wrong);
 }
 
-/// The page with every figure as its raw file has it, and how many there are; none if there are none.
+/// The page with every figure as its raw file has it, and how many there are; none if there are
+/// none.
 fn current(page: &Page, wrong: &mut Vec<String>) -> Option<(String, usize)> {
     let (mut text, mut rest, mut count) = (String::new(), page.text.as_str(), 0);
     while let Some((before, mark, after)) = next(rest) {
@@ -87,7 +90,8 @@ fn figure_in(raw: &str, (headings, line, which): (&str, &str, &str)) -> Result<S
     let (least, most) = values
         .iter()
         .fold((f64::MAX, f64::MIN), |(least, most), value| (value.min(least), value.max(most)));
-    let (least, most) = (shown(least), shown(most));
+    let least = shown(least);
+    let most = shown(most);
     Ok(if least == most { least } else { format!("{least} to {most}") })
 }
 

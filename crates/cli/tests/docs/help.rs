@@ -54,7 +54,8 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-') && !word.starts_with("-d")
 }
 
-/// Options stand in the help with a blank or a comma before and something else than a letter behind.
+/// Options stand in the help with a blank or a comma before and something else than a letter
+/// behind.
 fn has(help: &str, option: &str) -> bool {
     let option = option.split('=').next().unwrap_or(option);
     let is_whole = |(at, _): (usize, &str)| {

@@ -1,17 +1,18 @@
-//! What the pages say is true: commands run, configurations check, links lead somewhere, names exist.
+//! The documentation is correct: commands run, configurations check, links resolve, names exist.
 //!
-//! A block in `sh` or `console` is run and one in `yaml` is checked, page by page, in order. One that cannot be
-//! says why, in a comment before it: `<!-- not run: needs a GPU -->`. `<!-- file: name -->` writes a block to a
-//! file first, `<!-- input: name -->` only writes it. Figures of kept runs name their raw files ([`figures`]).
+//! A block in `sh` or `console` is run and one in `yaml` is checked, page by page, in order. One
+//! that cannot be says why, in a comment before it: `<!-- not run: needs a GPU -->`. `<!-- file:
+//! name -->` writes a block to a file first, `<!-- input: name -->` only writes it. Figures of kept
+//! runs name their raw files ([`figures`]).
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "commands run in real time")]
 
+mod console_block;
 mod figures;
 mod help;
 mod page;
 mod ports;
 mod story;
-mod told;
 
 use help::Help;
 use page::{Block, Mark, Page, pages, root};
@@ -44,7 +45,8 @@ fn the_commands_and_configurations_of_every_page_work() {
     let stories: Vec<_> =
         pages.iter().enumerate().filter_map(|(number, page)| story(page, number)).collect();
     assert!(stories.len() > 5, "only {} pages have anything to run", stories.len());
-    let (wrong, rest) = (Mutex::new(Vec::new()), Mutex::new(stories.iter()));
+    let wrong = Mutex::new(Vec::new());
+    let rest = Mutex::new(stories.iter());
     let work = || {
         loop {
             let Some(story) = rest.lock().unwrap().next() else { return };
@@ -91,7 +93,8 @@ fn silent(page: &Page, block: &Block) -> Option<String> {
 
 #[test]
 fn every_option_and_command_that_a_page_names_exists() {
-    let (help, mut wrong) = (Help::default(), Vec::new());
+    let help = Help::default();
+    let mut wrong = Vec::new();
     for page in &pages() {
         let mut lines: Vec<(usize, String)> =
             page.spans().iter().map(|(number, span)| (*number, (*span).to_owned())).collect();
@@ -116,7 +119,9 @@ fn every_option_and_command_that_a_page_names_exists() {
 /// In tables from other routers' options to ours, the column after the other's is ours.
 #[test]
 fn every_option_of_ours_in_the_tables_for_movers_exists() {
-    let (help, mut wrong, mut seen) = (Help::default(), Vec::new(), 0);
+    let help = Help::default();
+    let mut wrong = Vec::new();
+    let mut seen = 0;
     for page in pages().iter().filter(|page| page.path == "docs/migrating.md") {
         for (number, line) in page.prose().into_iter().filter(|(_, line)| line.starts_with('|')) {
             let ours = line.split('|').nth(2).unwrap_or_default();

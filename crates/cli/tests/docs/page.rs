@@ -1,4 +1,5 @@
-//! Markdown as far as the rules need it: blocks of code with their marks, spans of code, links, headings.
+//! Markdown as far as the rules need it: blocks of code with their marks, spans of code, links,
+//! headings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,8 @@ impl Page {
                     text.push_str(line.get(indent..).unwrap_or_default());
                     text.push('\n');
                 }
-                let (language, mark) = (language.trim().to_owned(), mark(before));
+                let language = language.trim().to_owned();
+                let mark = mark(before);
                 blocks.push(Block { line: number, language, text, mark });
                 before = "";
             } else if !line.trim().is_empty() {

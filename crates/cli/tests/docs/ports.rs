@@ -1,7 +1,7 @@
 //! Pages name the ports that people use; a test may not take those.
 //!
-//! So every port of a page is moved by the same distance, to where nobody listens: below the ports that the
-//! system gives to whoever asks for any.
+//! So every port of a page is moved by the same distance, to where no process listens: below the
+//! ports that the system assigns to connections.
 
 use std::net::TcpListener;
 

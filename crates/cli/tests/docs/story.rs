@@ -1,8 +1,9 @@
-//! A page as a shell script: its commands in order, in one folder of its own, against processes of its own.
+//! A page as a shell script: its commands in order, in one folder of its own, against processes of
+//! its own.
 
+use super::console_block::{ConsoleCommand, matches, parse};
 use super::page::{Block, Mark, Page, root};
 use super::ports::{distance, moved};
-use super::told::{Told, agrees, told};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const WITHIN: Duration = Duration::from_secs(90);
 
-/// A process that was just started may not listen yet: `curl` tries again. What is refused fails, except where
-/// the page shows what is said.
+/// A process that was just started may not listen yet: `curl` tries again. What is refused fails,
+/// except where the page shows what is said.
 const PRELUDE: &str = r#"set -Eeuo pipefail
 at=start
 trap 'echo "$at: status $?: $BASH_COMMAND" >&2' ERR
@@ -36,7 +37,7 @@ curl() {
 pub(crate) struct Story {
     page: String,
     script: String,
-    expected: Vec<(usize, Told)>,
+    expected: Vec<(usize, ConsoleCommand)>,
     folder: PathBuf,
 }
 
@@ -81,10 +82,11 @@ impl Story {
     fn show(&mut self, block: &Block) -> String {
         // A request is noted when its client already has the answer; a page may ask for it at once.
         let mut script = "sleep 0.2\n".to_owned();
-        for told in told(&block.text) {
-            let (command, file) = (&told.command, format!("said.{}", self.expected.len()));
-            let _ = writeln!(script, "shown=yes\n{{ {command}\n}} > {file} 2>&1 || true\nshown=");
-            self.expected.push((block.line, told));
+        for command in parse(&block.text) {
+            let file = format!("said.{}", self.expected.len());
+            let line = &command.command;
+            let _ = writeln!(script, "shown=yes\n{{ {line}\n}} > {file} 2>&1 || true\nshown=");
+            self.expected.push((block.line, command));
         }
         script
     }
@@ -122,7 +124,8 @@ impl Story {
             .process_group(0)
             .spawn()
             .unwrap();
-        let (started, mut ended) = (Instant::now(), None);
+        let started = Instant::now();
+        let mut ended = None;
         while ended.is_none() && started.elapsed() < WITHIN {
             ended = shell.try_wait().unwrap();
             std::thread::sleep(Duration::from_millis(20));
@@ -140,13 +143,13 @@ impl Story {
 
     fn compared(&self) -> Vec<String> {
         let mut wrong = Vec::new();
-        for (number, (line, told)) in self.expected.iter().enumerate() {
-            let came = fs::read_to_string(self.folder.join(format!("said.{number}"))).unwrap();
-            if !agrees(&told.says, &came) {
-                let Told { command, says } = told;
+        for (number, (line, command)) in self.expected.iter().enumerate() {
+            let output = fs::read_to_string(self.folder.join(format!("said.{number}"))).unwrap();
+            if !matches(&command.expected, &output) {
+                let ConsoleCommand { command, expected } = command;
                 let page = &self.page;
                 wrong.push(format!(
-                    "{page}:{line}: `{command}` is to say\n{says}\nand said\n{came}"
+                    "{page}:{line}: `{command}` should print\n{expected}\nand printed\n{output}"
                 ));
             }
         }

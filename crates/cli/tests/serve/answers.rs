@@ -1,7 +1,7 @@
-//! What clients get while nothing fails.
+//! Answers to clients while no engine fails.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::{Exchange, Served};
+use crate::support::engines::{Engines, Exchange};
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ fn prompt(text: &str) -> Value {
 
 #[test]
 fn each_pod_is_used_in_turn() {
-    let engines = Served::start(&["--engines", "3"]);
-    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    let engines = Engines::start(&["--engines", "3"]);
+    let gateway = Gateway::in_front_of(&engines, &["--policy", "round-robin"]);
     let pods: Vec<_> =
         (0..6).map(|_| gateway.post("/v1/completions", &prompt("a")).pod().to_owned()).collect();
     assert_eq!(pods.iter().collect::<BTreeSet<_>>().len(), 3, "{pods:?}");
@@ -20,9 +20,9 @@ fn each_pod_is_used_in_turn() {
 }
 
 #[test]
-fn a_prompt_returns_to_the_pod_that_was_sent_its_beginning() {
-    let engines = Served::start(&["--engines", "4"]);
-    let gateway = Gateway::before(&engines, &[]);
+fn a_prompt_is_routed_to_the_pod_that_got_its_prefix() {
+    let engines = Engines::start(&["--engines", "4"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     for conversation in 0..8 {
         let mut text = format!("{conversation}: ").repeat(400);
         let first = gateway.post("/v1/completions", &prompt(&text)).pod().to_owned();
@@ -39,7 +39,7 @@ fn a_prompt_returns_to_the_pod_that_was_sent_its_beginning() {
 
 #[test]
 fn with_the_engines_own_events_the_prediction_is_what_the_engine_reports() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
     let pods: Vec<_> = engines
         .engines
         .iter()
@@ -47,13 +47,20 @@ fn with_the_engines_own_events_the_prediction_is_what_the_engine_reports() {
         .collect();
     let arguments = ["--pod", &pods[0], "--pod", &pods[1], "--tokenizer", "bytes", "--model", "m"];
     let gateway = Gateway::start(&arguments, 2);
+    let line = format!("wornpath_pod_event_last_sequence{{pod=\"{}\"}} ", engines.engines[1].http);
+    let last_event = || {
+        let page = gateway.get("/metrics").text;
+        let value = page.lines().find_map(|known| known.strip_prefix(&line));
+        value.map_or(-1.0, |value| value.parse::<f64>().unwrap())
+    };
     let mut number = 0;
     eventually("what went straight to the second engine is known by its events", || {
         number += 1;
         let text = format!("{number:04}").repeat(250);
+        let before = last_event();
         assert_eq!(engines.complete(1, &prompt(&text)).status, 200);
-        // Events take their time; a prompt that came too early for them is never asked again.
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        // The gateway routes a prompt by the events that it has applied before.
+        eventually("the events of the prompt are applied", || last_event() > before);
         let answer = gateway.post("/v1/completions", &prompt(&text));
         answer.pod() == engines.engines[1].http
             && answer
@@ -66,8 +73,8 @@ fn with_the_engines_own_events_the_prediction_is_what_the_engine_reports() {
 
 #[test]
 fn a_stream_comes_chunk_by_chunk_and_ends_as_the_engine_ends_it() {
-    let engines = Served::start(&[]);
-    let gateway = Gateway::before(&engines, &[]);
+    let engines = Engines::start(&[]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     let chat =
         json!({"messages": [{"role": "user", "content": "hi"}], "stream": true, "max_tokens": 5});
     let through = gateway.post("/v1/chat/completions", &chat);
@@ -79,8 +86,8 @@ fn a_stream_comes_chunk_by_chunk_and_ends_as_the_engine_ends_it() {
 
 #[test]
 fn models_health_and_other_paths_of_engines_are_served() {
-    let engines = Served::start(&["--engines", "2", "--model", "m", "--adapter", "sql"]);
-    let gateway = Gateway::before(&engines, &[]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m", "--adapter", "sql"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     let models = gateway.get("/v1/models").json();
     let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|card| &card["id"]).collect();
     assert_eq!(names, ["m", "sql"]);
@@ -98,9 +105,9 @@ fn models_health_and_other_paths_of_engines_are_served() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_the_words_of_the_interface() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--max-body", "1000"]);
+fn errors_have_the_form_of_the_clients_api() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--max-body", "1000"]);
     let unknown = gateway.post("/v1/completions", &json!({"model": "n", "prompt": "a"}));
     assert_eq!(
         (unknown.status, &unknown.json()["error"]["type"]),
@@ -131,9 +138,9 @@ fn what_is_wrong_is_said_in_the_words_of_the_interface() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_its_request_with_it() {
-    let engines = Served::start_at("1", &["--answer-tokens", "100000"]);
-    let gateway = Gateway::before(&engines, &[]);
+fn a_request_is_cancelled_when_its_client_disconnects() {
+    let engines = Engines::start_at("1", &["--answer-tokens", "100000"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     let endless = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     let mut client = gateway.open("/v1/chat/completions", &endless);
     client.read_past("data: ");
@@ -143,9 +150,9 @@ fn a_client_that_leaves_takes_its_request_with_it() {
 }
 
 #[test]
-fn a_client_that_leaves_before_its_answer_begins_is_counted_and_frees_its_pod() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &[]);
+fn a_client_that_disconnects_before_its_answer_is_counted_and_frees_its_pod() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     engines.set_faults(0, "{\"hang\": true}");
     let client = gateway.open("/v1/completions", &prompt("is anybody there?"));
     let load = format!("wornpath_pod_requests{{pod=\"{}\"}}", engines.engines[0].http);
@@ -158,9 +165,9 @@ fn a_client_that_leaves_before_its_answer_begins_is_counted_and_frees_its_pod() 
 }
 
 #[test]
-fn what_a_client_calls_a_model_is_kept_only_if_it_is_one() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+fn model_names_of_clients_are_recorded_only_if_they_are_served() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
     let invented = "x".repeat(100_000);
     for model in [invented.as_str(), "m"] {
         let body = json!({"model": model, "prompt": "a"});
@@ -178,8 +185,8 @@ fn what_a_client_calls_a_model_is_kept_only_if_it_is_one() {
 }
 
 #[test]
-fn who_takes_nothing_of_its_answer_is_left_and_its_pod_is_free() {
-    let engines = Served::start_at("300", &["--model", "m", "--answer-tokens", "100000"]);
+fn a_client_that_does_not_read_its_answer_is_cut_off_and_frees_its_pod() {
+    let engines = Engines::start_at("300", &["--model", "m", "--answer-tokens", "100000"]);
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\ntimeouts: {{between_bytes: 1s}}\n",
         engines.engines[0].http
@@ -196,7 +203,7 @@ fn who_takes_nothing_of_its_answer_is_left_and_its_pod_is_free() {
 
 #[test]
 fn tenants_need_their_key_and_never_share_a_prediction() {
-    let engines = Served::start(&["--engines", "2"]);
+    let engines = Engines::start(&["--engines", "2"]);
     let keys = [
         "--api-key",
         "a=secret-a",
@@ -206,10 +213,11 @@ fn tenants_need_their_key_and_never_share_a_prediction() {
         "c=secret-c",
         "--isolate-tenants",
     ];
-    let gateway = Gateway::before(&engines, &keys);
+    let gateway = Gateway::in_front_of(&engines, &keys);
     let ask_by = |scheme: &str, key: &str| {
         let body = prompt(&"the same words ".repeat(200)).to_string();
-        let (address, length) = (&gateway.address, body.len());
+        let address = &gateway.address;
+        let length = body.len();
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\nauthorization: {scheme} {key}\r\n\r\n"
         );
@@ -217,11 +225,11 @@ fn tenants_need_their_key_and_never_share_a_prediction() {
     };
     let ask = |key: &str| ask_by("Bearer", key);
     for scheme in ["BEARER", "bearer", "bEaReR"] {
-        assert!(ask_by(scheme, "nobody").starts_with("HTTP/1.1 401"), "{scheme}");
+        assert!(ask_by(scheme, "unknown").starts_with("HTTP/1.1 401"), "{scheme}");
         assert!(ask_by(scheme, "secret-c").starts_with("HTTP/1.1 200"), "{scheme}");
     }
     assert!(ask_by("Basic", "secret-c").starts_with("HTTP/1.1 401"));
-    assert!(ask("nobody").starts_with("HTTP/1.1 401"));
+    assert!(ask("unknown").starts_with("HTTP/1.1 401"));
     let says = |answer: &str, cached: bool| {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert_eq!(answer.contains("nothing cached"), !cached, "{answer}");
@@ -235,11 +243,12 @@ fn tenants_need_their_key_and_never_share_a_prediction() {
 
 #[test]
 fn fields_between_router_and_engine_are_refused_where_tenants_are_isolated() {
-    let engines = Served::start(&[]);
+    let engines = Engines::start(&[]);
     let body = json!({"prompt": "hi", "kv_transfer_params": {"remote_host": "elsewhere"}});
-    let (body, key) = (body.to_string(), ["--api-key", "a=secret-a"]);
+    let body = body.to_string();
+    let key = ["--api-key", "a=secret-a"];
     for (isolated, status) in [(&["--isolate-tenants"][..], 400), (&[], 200)] {
-        let gateway = Gateway::before(&engines, &[&key, isolated].concat());
+        let gateway = Gateway::in_front_of(&engines, &[&key, isolated].concat());
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\nauthorization: Bearer secret-a\r\n\r\n",
             body.len()
@@ -252,11 +261,12 @@ fn fields_between_router_and_engine_are_refused_where_tenants_are_isolated() {
 
 #[test]
 fn where_tenants_are_isolated_no_interface_is_served_that_takes_no_salt() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let messages = json!([{"role": "user", "content": "hi"}]);
     let body = json!({"model": "m", "max_tokens": 3, "messages": messages});
     for (isolated, status) in [(&["--isolate-tenants"][..], 400), (&[], 200)] {
-        let gateway = Gateway::before(&engines, &[&["--api-key", "a=secret-a"], isolated].concat());
+        let gateway =
+            Gateway::in_front_of(&engines, &[&["--api-key", "a=secret-a"], isolated].concat());
         let headers = [("x-api-key", "secret-a"), ("authorization", "Bearer secret-a")];
         let ask = |path| Exchange::open_with(&gateway.address, path, &headers, &body).finish();
         let answer = ask("/v1/messages").unwrap();
@@ -268,7 +278,7 @@ fn where_tenants_are_isolated_no_interface_is_served_that_takes_no_salt() {
 
 #[test]
 fn a_long_prompt_is_computed_by_one_pod_and_answered_by_another() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
     let [prefill, decode] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));
     let arguments = [
         "--prefill",
@@ -292,9 +302,9 @@ fn a_long_prompt_is_computed_by_one_pod_and_answered_by_another() {
 }
 
 #[test]
-fn told_to_end_it_finishes_what_it_has_and_takes_nothing_new() {
-    let engines = Served::start_at("1", &["--answer-tokens", "60"]);
-    let mut gateway = Gateway::before(&engines, &["--lame-duck", "1"]);
+fn sigterm_drains_requests_in_flight_and_refuses_new_ones() {
+    let engines = Engines::start_at("1", &["--answer-tokens", "60"]);
+    let mut gateway = Gateway::in_front_of(&engines, &["--lame-duck", "1"]);
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     let mut stream = gateway.open("/v1/chat/completions", &chat);
     stream.read_past("data: ");

@@ -1,13 +1,14 @@
-//! The block size that engines report: taken where none is configured, and compared where one is, before the first request.
+//! The block size that engines report: taken where none is configured, and compared where one is,
+//! before the first request.
 
-use crate::gateway::{Gateway, eventually, folder};
-use crate::recorder::Recorder;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually, folder};
+use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 use std::fs;
 
 /// A model `m`, of which `more` is said, and one engine whose events are followed.
-fn text(engines: &Served, more: &str) -> String {
+fn text(engines: &Engines, more: &str) -> String {
     let at = &engines.engines[0];
     format!(
         "models: [{{name: m, tokenizer: bytes{more}}}]\n\
@@ -16,7 +17,7 @@ fn text(engines: &Served, more: &str) -> String {
     )
 }
 
-fn start(test: &str, engines: &Served, more: &str) -> Gateway {
+fn start(test: &str, engines: &Engines, more: &str) -> Gateway {
     Gateway::configured(test, &text(engines, more), 1)
 }
 
@@ -31,7 +32,8 @@ fn before_it_is_up(gateway: &Gateway, words: &[&str]) -> usize {
     lines.filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
-/// Prompts that end everywhere in a block, each twice: the second time as much is cached as is predicted.
+/// Prompts that end everywhere in a block, each twice: the second time as much is cached as is
+/// predicted.
 fn must_come_true(gateway: &Gateway) {
     let last = || gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
     for length in (33..=97).step_by(8) {
@@ -56,7 +58,7 @@ fn must_come_true(gateway: &Gateway) {
 
 #[test]
 fn without_a_configured_size_that_of_the_engine_counts_from_the_first_request_on() {
-    let engines = Served::start(&["--model", "m", "--block-size", "32"]);
+    let engines = Engines::start(&["--model", "m", "--block-size", "32"]);
     let gateway = start("block_size_reported", &engines, "");
     let words = ["block size as its engines report", "model=\"m\"", "block_size=32"];
     assert_eq!(before_it_is_up(&gateway, &words), 1, "{}", gateway.log());
@@ -68,7 +70,7 @@ fn without_a_configured_size_that_of_the_engine_counts_from_the_first_request_on
 
 #[test]
 fn events_that_came_before_the_size_was_known_are_read_by_it() {
-    let engines = Served::start(&["--model", "m", "--block-size", "8"]);
+    let engines = Engines::start(&["--model", "m", "--block-size", "8"]);
     // More than a pod may send that cannot be understood, by blocks of 16.
     for number in 0..40 {
         let prompt = format!("{number} {}", "words ".repeat(20));
@@ -86,7 +88,7 @@ fn a_configured_size_that_is_not_the_engines_is_warned_of_once_before_the_first_
         (16, "32", "predictions for this pod are off by less than 32 tokens"),
         (32, "16", "its cache events cannot be cut into the index's blocks and are refused"),
     ] {
-        let engines = Served::start(&["--model", "m", "--block-size", engine]);
+        let engines = Engines::start(&["--model", "m", "--block-size", engine]);
         let test = format!("block_size_{configured}");
         let gateway = start(&test, &engines, &format!(", block_size: {configured}"));
         let cure = format!("set `block_size` of model `m` to {engine}, or --block-size {engine}");
@@ -112,7 +114,7 @@ fn a_configured_size_that_is_not_the_engines_is_warned_of_once_before_the_first_
 
 #[test]
 fn a_size_that_is_the_engines_is_not_warned_of() {
-    let engines = Served::start(&["--model", "m", "--block-size", "32"]);
+    let engines = Engines::start(&["--model", "m", "--block-size", "32"]);
     let gateway = start("block_size_right", &engines, ", block_size: 32");
     must_come_true(&gateway);
     assert!(!gateway.log().contains("block size"), "{}", gateway.log());
@@ -138,8 +140,8 @@ fn an_engine_that_does_not_report_its_size_is_said_to_be_assumed() {
 }
 
 #[test]
-fn a_reload_names_a_size_that_waits_for_a_restart_and_none_that_runs_already() {
-    let engines = Served::start(&["--model", "m", "--block-size", "32"]);
+fn a_reload_reports_a_block_size_that_needs_a_restart_and_no_other() {
+    let engines = Engines::start(&["--model", "m", "--block-size", "32"]);
     let file = folder("block_size_reload").join("wornpath.yaml");
     fs::write(&file, text(&engines, "")).unwrap();
     let gateway = Gateway::start(&["-c", file.to_str().unwrap(), "--admin", "127.0.0.1:0"], 1);
@@ -158,7 +160,7 @@ fn a_reload_names_a_size_that_waits_for_a_restart_and_none_that_runs_already() {
 
 #[test]
 fn a_checkpoint_by_the_engines_size_counts_after_a_restart() {
-    let engines = Served::start(&["--model", "m", "--block-size", "32"]);
+    let engines = Engines::start(&["--model", "m", "--block-size", "32"]);
     let folder = folder("block_size_checkpoint");
     let file = folder.join("wornpath.yaml");
     let checkpoint = folder.join("checkpoint").display().to_string();

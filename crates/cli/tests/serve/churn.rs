@@ -1,7 +1,7 @@
 //! Engines that come and go under load.
 
-use crate::gateway::Gateway;
-use crate::served::Exchange;
+use crate::support::engines::Exchange;
+use crate::support::gateway::Gateway;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
@@ -78,11 +78,15 @@ fn pods_that_die_under_load_cost_no_request_that_had_not_begun() {
     let urls: Vec<_> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
     let pods: Vec<_> = urls.iter().flat_map(|url| ["--pod", url.as_str()]).collect();
     let gateway = Gateway::start(&pods, PODS);
-    let (fates, over) = (Fates::default(), AtomicBool::new(false));
-    let (mut kills, started) = (0, Instant::now());
+    let fates = Fates::default();
+    let over = AtomicBool::new(false);
+    let mut kills = 0;
+    let started = Instant::now();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (fates, over, address) = (&fates, &over, &gateway.address);
+            let fates = &fates;
+            let over = &over;
+            let address = &gateway.address;
             scope.spawn(move || {
                 let mut turn = 0_usize;
                 while !over.load(Relaxed) {

@@ -103,7 +103,7 @@ def openai_models():
 
 def openai_errors():
     for kind, asked in [
-        (openai.NotFoundError, dict(model="nobody", messages=HELLO)),
+        (openai.NotFoundError, dict(model="unknown", messages=HELLO)),
         (openai.BadRequestError, dict(model=model, messages=HELLO, max_tokens=0)),
         (openai.BadRequestError, dict(model=model, messages="no list")),
     ]:
@@ -155,7 +155,7 @@ def anthropic_models():
 
 def anthropic_errors():
     for kind, asked in [
-        (anthropic.NotFoundError, dict(model="nobody", max_tokens=5, messages=HELLO)),
+        (anthropic.NotFoundError, dict(model="unknown", max_tokens=5, messages=HELLO)),
         (anthropic.BadRequestError, dict(model=model, max_tokens=0, messages=HELLO)),
     ]:
         try:

@@ -1,7 +1,7 @@
 //! The official Python clients of OpenAI and Anthropic, as their users have them.
 
-use crate::gateway::Gateway;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use std::process::Command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/clients.py");
@@ -19,15 +19,15 @@ fn have_clients() -> bool {
 }
 
 /// Runs the script against a gateway; how many things it has shown.
-fn show(engines: &Served, gateway: &Gateway, what: &[&str]) -> usize {
+fn show(engines: &Engines, gateway: &Gateway, what: &[&str]) -> usize {
     let engine = format!("http://{}", engines.engines[0].http);
     let output = Command::new("python3")
         .args([SCRIPT, &format!("http://{}", gateway.address), "m", &engine])
         .args(what)
         .output()
         .unwrap();
-    let (told, wrong) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8_lossy(&output.stdout);
+    let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}{wrong}");
     told.lines().filter(|line| line.starts_with("shown: ")).count()
 }
@@ -37,8 +37,8 @@ fn the_official_clients_get_what_they_expect() {
     if !have_clients() {
         return;
     }
-    let engines = Served::start_at("20", &["--model", "m", "--answer-tokens", "12"]);
-    let gateway = Gateway::before(&engines, &[]);
+    let engines = Engines::start_at("20", &["--model", "m", "--answer-tokens", "12"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     assert_eq!(show(&engines, &gateway, &[]), 16);
 }
 
@@ -48,7 +48,7 @@ fn the_official_client_takes_a_broken_stream_of_responses_for_an_error() {
         return;
     }
     let engines =
-        Served::start(&["--engines", "2", "--model", "m", "--fault", "cut-after-tokens=3"]);
-    let gateway = Gateway::before(&engines, &[]);
+        Engines::start(&["--engines", "2", "--model", "m", "--fault", "cut-after-tokens=3"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     assert_eq!(show(&engines, &gateway, &["broken_responses"]), 1);
 }

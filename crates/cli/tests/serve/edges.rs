@@ -1,25 +1,25 @@
-//! What clients and operators meet at the edges: signals, names, paths and methods that are not for everybody,
-//! streams that only seem to end.
+//! Edge cases of the client API and of signals: model names, restricted paths and methods, truncated
+//! streams.
 
-use crate::gateway::{Gateway, eventually, folder, refused};
-use crate::recorder::Recorder;
-use crate::served::{Exchange, Served};
 use crate::sockets::exchange;
+use crate::support::engines::{Engines, Exchange};
+use crate::support::gateway::{Gateway, eventually, folder, refused};
+use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 const ASK: &str = "/v1/completions";
 
 #[test]
-fn a_hangup_without_a_file_is_told_and_ends_nothing() {
-    let engines = Served::start(&["--model", "m"]);
-    let mut gateway = Gateway::before(&engines, &[]);
+fn sighup_without_a_configuration_file_is_logged_and_changes_nothing() {
+    let engines = Engines::start(&["--model", "m"]);
+    let mut gateway = Gateway::in_front_of(&engines, &[]);
     gateway.signal("-HUP");
     eventually("it says that there is no file", || {
         gateway.log().contains("there is no configuration file")
@@ -29,8 +29,9 @@ fn a_hangup_without_a_file_is_told_and_ends_nothing() {
 }
 
 #[test]
-fn a_model_whose_pods_are_down_comes_later_and_one_that_nobody_serves_does_not() {
-    let (one, other) = (Served::start(&["--model", "m"]), Served::start(&["--model", "other"]));
+fn a_model_whose_pods_are_down_is_503_and_an_unknown_model_404() {
+    let one = Engines::start(&["--model", "m"]);
+    let other = Engines::start(&["--model", "other"]);
     let urls = [&one, &other].map(|served| format!("http://{}", served.engines[0].http));
     let gateway = Gateway::start(&["--pod", &urls[0], "--pod", &urls[1]], 2);
     let ask = |model: &str| gateway.post(ASK, &json!({"model": model, "prompt": "a"}));
@@ -46,7 +47,8 @@ fn a_model_whose_pods_are_down_comes_later_and_one_that_nobody_serves_does_not()
 
 #[test]
 fn a_pod_that_serves_what_is_not_listed_is_named_with_the_cure() {
-    let (listed, other) = (Served::start(&["--model", "m"]), Served::start(&["--model", "other"]));
+    let listed = Engines::start(&["--model", "m"]);
+    let other = Engines::start(&["--model", "other"]);
     let pods = [&listed, &other].map(|it| format!("{{url: \"http://{}\"}}", it.engines[0].http));
     let models = "models: [{name: m, tokenizer: bytes}]";
     let text = format!("{models}\npods: [{}]\n", pods.join(", "));
@@ -64,12 +66,13 @@ fn a_pod_that_serves_what_is_not_listed_is_named_with_the_cure() {
 
 #[test]
 fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--lame-duck", "5"]);
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--lame-duck", "5"]);
     let mut kept = TcpStream::connect(&gateway.address).unwrap();
     let mut ask = || {
         kept.write_all(b"GET /v1/models HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
-        let (mut answer, mut buffer) = (String::new(), [0; 4096]);
+        let mut answer = String::new();
+        let mut buffer = [0; 4096];
         while !answer.contains("\"data\"") {
             let count = kept.read(&mut buffer).unwrap();
             assert!(count > 0, "closed after {answer}");
@@ -84,8 +87,8 @@ fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
     assert!(gateway.get("/health").header("x-request-id").is_some());
 }
 
-/// An engine that answers every post with these pieces and closes the connection: that is how its answer ends, unless
-/// it comes in chunks.
+/// An engine that answers every post with these pieces and closes the connection: that is how its
+/// answer ends, unless it comes in chunks.
 fn closing(kind: &'static str, is_chunked: bool, pieces: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -173,7 +176,7 @@ fn a_text_that_is_no_stream_and_breaks_off_is_broken_whatever_it_says() {
 }
 
 #[test]
-fn what_check_calls_good_starts() {
+fn a_configuration_that_passes_check_starts() {
     let folder = folder("edges_check");
     let alone = "pods: [{url: \"http://127.0.0.1:9\", role: prefill}]\n";
     let cases = [
@@ -207,7 +210,8 @@ fn what_check_calls_good_starts() {
 #[test]
 fn every_address_of_a_name_is_a_pod_of_either_kind() {
     let folder = folder("edges_dns");
-    let (hosts, path) = (folder.join("hosts"), folder.join("wornpath.yaml"));
+    let hosts = folder.join("hosts");
+    let path = folder.join("wornpath.yaml");
     std::fs::write(&hosts, "127.0.0.1 engines.test\n127.0.0.2 engines.test\n::1 engines.test\n")
         .unwrap();
     std::fs::write(&path, "discovery: [{dns: engines.test, port: 7, every: 100ms}]\n").unwrap();
@@ -226,9 +230,9 @@ fn every_address_of_a_name_is_a_pod_of_either_kind() {
 }
 
 #[test]
-fn what_the_gateway_answers_itself_it_answers_to_head_too_without_a_body() {
-    let engines = Served::start(&["--model", "org/m"]);
-    let gateway = Gateway::before(&engines, &["--api-key", "k"]);
+fn the_gateways_own_answers_have_no_body_for_head() {
+    let engines = Engines::start(&["--model", "org/m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--api-key", "k"]);
     for path in ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/org%2f%6d"] {
         let request = format!("HEAD {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
         let answer = exchange(&gateway.address, request.as_bytes());
@@ -241,12 +245,12 @@ fn what_the_gateway_answers_itself_it_answers_to_head_too_without_a_body() {
 
 #[test]
 fn a_cookie_that_pods_do_not_get_names_a_session() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
     let folder = folder("edges_cookie");
     let profile = folder.join("sticky.yaml");
     let text = "prepare: [{session_key: {cookie: sid}}]\nfilter: [healthy]\nscore: [session_affinity]\npick: max_score\n";
     std::fs::write(&profile, text).unwrap();
-    let gateway = Gateway::before(&engines, &["--policy", profile.to_str().unwrap()]);
+    let gateway = Gateway::in_front_of(&engines, &["--policy", profile.to_str().unwrap()]);
     let pod = |session: usize| {
         let cookie = format!("other=1; sid=s{session}");
         let body = json!({"prompt": "a"});
@@ -273,7 +277,7 @@ fn a_policy_that_works_with_tokens_does_not_start_without_a_tokenizer() {
 
 #[test]
 fn operators_take_pods_out_and_in_again() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
     let [a, b] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));
     let text =
         format!("pods: [{{name: a, url: \"{a}\"}}, {{name: b, url: \"{b}\"}}]\nreveal: pod\n");
@@ -284,7 +288,7 @@ fn operators_take_pods_out_and_in_again() {
     assert_eq!(health("a"), "draining");
     assert_eq!(gateway.ask("POST", "/pods/a/resume", "").status, 200);
     eventually("it is up again", || health("a") == "up");
-    assert_eq!(gateway.ask("POST", "/pods/nobody/resume", "").status, 404);
+    assert_eq!(gateway.ask("POST", "/pods/unknown/resume", "").status, 404);
 
     assert_eq!(gateway.ask("DELETE", "/pods/a", "").status, 200);
     assert_eq!(gateway.ask("GET", "/pods/a", "").status, 404);
@@ -316,7 +320,8 @@ fn another_name_of_a_model_reaches_engines_as_their_own() {
 
 #[test]
 fn a_form_goes_to_the_pods_of_the_model_that_it_names() {
-    let (talks, hears) = (Recorder::start(), Recorder::start());
+    let talks = Recorder::start();
+    let hears = Recorder::start();
     let text = format!(
         "models: [{{name: m, tokenizer: bytes}}, {{name: w, tokenizer: bytes, aliases: [ears]}}]\n\
          pods:\n- {{url: \"http://{}\", model: [m]}}\n- {{url: \"http://{}\", model: [w]}}\n",
@@ -346,7 +351,7 @@ fn a_form_goes_to_the_pods_of_the_model_that_it_names() {
 }
 
 #[test]
-fn what_operates_an_engine_is_not_for_clients_unless_a_route_says_so() {
+fn paths_that_operate_an_engine_are_refused_unless_a_route_names_them() {
     let pod = Recorder::start();
     let text = |more: &str| format!("pods: [{{url: \"http://{}\"}}]\n{more}", pod.address);
     let gateway = Gateway::configured("edges_paths", &text(""), 1);
@@ -420,9 +425,9 @@ fn neither_an_encoded_body_nor_a_method_of_proxies_reaches_an_engine() {
 }
 
 #[test]
-fn what_was_only_tokenized_is_not_believed_to_be_cached() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &[]);
+fn a_prompt_that_was_only_tokenized_does_not_count_as_cached() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     let prompt = "counted but never computed ".repeat(200);
     assert_eq!(gateway.post("/tokenize", &json!({"prompt": prompt})).status, 200);
     let answer = gateway.post(ASK, &json!({"prompt": prompt, "max_tokens": 1}));
@@ -432,12 +437,15 @@ fn what_was_only_tokenized_is_not_believed_to_be_cached() {
 }
 
 #[test]
-fn who_answers_for_an_engine_that_is_not_there_is_no_pod_yet() {
+fn a_proxy_in_front_of_a_missing_engine_does_not_count_as_a_pod() {
     let engine = Recorder::start();
-    let (front, is_there) =
-        (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(AtomicBool::new(false)));
-    let (url, seen, to) =
-        (format!("http://{}", front.local_addr().unwrap()), Arc::clone(&is_there), engine.address);
+    let front = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", front.local_addr().unwrap());
+    let is_there = Arc::new(AtomicBool::new(false));
+    let refused = Arc::new(AtomicUsize::new(0));
+    let to = engine.address;
+    let seen = Arc::clone(&is_there);
+    let refusals = Arc::clone(&refused);
     let _detached = std::thread::spawn(move || {
         for stream in front.incoming().map_while(Result::ok) {
             let mut stream = stream;
@@ -447,17 +455,19 @@ fn who_answers_for_an_engine_that_is_not_there_is_no_pod_yet() {
                 let _ = stream.write_all(
                     b"HTTP/1.1 503 No Upstream\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
                 );
+                refusals.fetch_add(1, Relaxed);
                 continue;
             }
             let mut there = TcpStream::connect(to).unwrap();
-            let (mut back, mut out) = (there.try_clone().unwrap(), stream.try_clone().unwrap());
+            let mut back = there.try_clone().unwrap();
+            let mut out = stream.try_clone().unwrap();
             let _detached = std::thread::spawn(move || std::io::copy(&mut back, &mut out));
             let _detached = std::thread::spawn(move || std::io::copy(&mut stream, &mut there));
         }
     });
     let text = format!("pods: [{{url: \"{url}\", model: m}}]\n");
     let gateway = Gateway::configured("edges_front", &text, 0);
-    std::thread::sleep(Duration::from_millis(1500));
+    eventually("the gateway has been refused twice", || refused.load(Relaxed) >= 2);
     let pods = gateway.ask("GET", "/pods", "").json();
     assert_eq!(pods["pods"][0]["health"], "down", "{pods}");
     is_there.store(true, Relaxed);
@@ -467,7 +477,7 @@ fn who_answers_for_an_engine_that_is_not_there_is_no_pod_yet() {
 }
 
 #[test]
-fn an_answer_in_chunks_is_whole_whatever_length_it_claims() {
+fn a_chunked_answer_is_complete_whatever_its_content_length() {
     let kind = "application/json\r\ncontent-length: 5";
     let url = format!("http://{}", closing(kind, true, &["{\"a\":1,", "\"b\":true}", ""]));
     let gateway = Gateway::start(&["--pod", &url], 1);

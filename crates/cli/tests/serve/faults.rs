@@ -1,8 +1,8 @@
-//! What clients get when engines fail, each promise by itself.
+//! Answers to clients when engines fail, a test for each promise.
 
-use crate::gateway::{Gateway, eventually};
-use crate::recorder::Recorder;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually};
+use crate::support::recorder::Recorder;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ const ASK: &str = "/v1/completions";
 
 #[test]
 fn a_pod_that_refuses_connections_costs_no_request() {
-    let engines = Served::start(&["--engines", "2"]);
-    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    let engines = Engines::start(&["--engines", "2"]);
+    let gateway = Gateway::in_front_of(&engines, &["--policy", "round-robin"]);
     engines.control("POST", "/engines/0/crash", "");
     for _ in 0..10 {
         let answer = gateway.post(ASK, &json!({"prompt": "a"}));
@@ -24,9 +24,10 @@ fn a_pod_that_refuses_connections_costs_no_request() {
 }
 
 #[test]
-fn a_pod_that_was_killed_is_down_for_operators_and_one_that_rests_is_not() {
-    let engines = Served::start(&["--engines", "2"]);
-    let gateway = Gateway::before(&engines, &["--policy", "round-robin", "--admin", "127.0.0.1:0"]);
+fn a_killed_pod_is_down_for_operators_and_a_busy_one_is_not() {
+    let engines = Engines::start(&["--engines", "2"]);
+    let gateway =
+        Gateway::in_front_of(&engines, &["--policy", "round-robin", "--admin", "127.0.0.1:0"]);
     let pod = &engines.engines[0].http;
     let is = |health: &str, breaker: &str| {
         let shown = gateway.ask("GET", &format!("/pods/{pod}"), "").json();
@@ -58,9 +59,9 @@ fn a_pod_that_was_killed_is_down_for_operators_and_one_that_rests_is_not() {
 }
 
 #[test]
-fn a_crash_before_the_first_byte_is_tried_elsewhere() {
-    let engines = Served::start_at("1", &["--engines", "2", "--answer-tokens", "200"]);
-    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+fn a_crash_before_the_first_byte_is_retried_on_another_pod() {
+    let engines = Engines::start_at("1", &["--engines", "2", "--answer-tokens", "200"]);
+    let gateway = Gateway::in_front_of(&engines, &["--policy", "round-robin"]);
     let asks: Vec<_> =
         (0..8).map(|_| gateway.open(ASK, &json!({"prompt": "a", "max_tokens": 200}))).collect();
     eventually("both work", || engines.metric(0, "vllm:num_requests_running") as u64 == 4);
@@ -72,13 +73,13 @@ fn a_crash_before_the_first_byte_is_tried_elsewhere() {
 }
 
 #[test]
-fn a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end() {
+fn a_crash_during_a_stream_ends_it_with_an_error() {
     for (fault, arguments) in [
         ("{\"cut_after_tokens\": 3}", &[][..]),
         ("{\"stall_after_tokens\": 3}", &["--between-bytes-timeout", "0.5"]),
     ] {
-        let engines = Served::start(&[]);
-        let gateway = Gateway::before(&engines, arguments);
+        let engines = Engines::start(&[]);
+        let gateway = Gateway::in_front_of(&engines, arguments);
         engines.set_faults(0, fault);
         let answer = gateway.post(ASK, &json!({"prompt": "a", "max_tokens": 20, "stream": true}));
         assert_eq!(answer.status, 200);
@@ -90,10 +91,10 @@ fn a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end() {
 }
 
 #[test]
-fn a_pod_that_hangs_is_left_after_the_first_byte_timeout() {
-    let engines = Served::start(&["--engines", "2"]);
+fn a_pod_that_hangs_is_abandoned_after_the_first_byte_timeout() {
+    let engines = Engines::start(&["--engines", "2"]);
     let gateway =
-        Gateway::before(&engines, &["--policy", "round-robin", "--first-byte-timeout", "0.3"]);
+        Gateway::in_front_of(&engines, &["--policy", "round-robin", "--first-byte-timeout", "0.3"]);
     engines.set_faults(0, "{\"hang\": true}");
     let started = Instant::now();
     for _ in 0..2 {
@@ -104,15 +105,15 @@ fn a_pod_that_hangs_is_left_after_the_first_byte_timeout() {
 }
 
 #[test]
-fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
-    let engines = Served::start(&["--engines", "2"]);
-    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+fn a_busy_pod_is_skipped_and_if_all_are_busy_the_client_gets_retry_after() {
+    let engines = Engines::start(&["--engines", "2"]);
+    let gateway = Gateway::in_front_of(&engines, &["--policy", "round-robin"]);
     engines.set_faults(0, "{\"refuse\": 503}");
     for _ in 0..4 {
         assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
     }
     for status in [429, 503] {
-        let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+        let gateway = Gateway::in_front_of(&engines, &["--policy", "round-robin"]);
         let faults = format!("{{\"refuse\": {status}}}");
         (0..2).for_each(|engine| engines.set_faults(engine, &faults));
         let answer = gateway.post(ASK, &json!({"prompt": "a"}));
@@ -122,8 +123,9 @@ fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
 }
 
 #[test]
-fn a_pod_that_is_busy_and_does_not_say_for_how_long_does_not_draw_all_to_itself() {
-    let (busy, good) = (Recorder::start(), Recorder::start());
+fn a_busy_pod_without_retry_after_does_not_attract_all_requests() {
+    let busy = Recorder::start();
+    let good = Recorder::start();
     let pod = |it: &Recorder| format!("{{url: \"http://{}\", model: m}}", it.address);
     let text = format!(
         "pods: [{}, {}]\nretries: {{share: 0, per_second: 1}}\nprofiles:\n  idle: {{filter: [healthy, model], score: [least_load], pick: max_score}}\n",
@@ -149,10 +151,10 @@ fn a_pod_that_is_busy_and_does_not_say_for_how_long_does_not_draw_all_to_itself(
 
 #[test]
 fn without_any_pod_the_answer_is_503_at_once_and_service_returns_with_the_pod() {
-    let engines = Served::start(&[]);
-    let gateway = Gateway::before(&engines, &[]);
+    let engines = Engines::start(&[]);
+    let gateway = Gateway::in_front_of(&engines, &[]);
     engines.control("POST", "/engines/0/crash", "");
-    eventually("nobody is left", || gateway.post(ASK, &json!({"prompt": "a"})).status == 503);
+    eventually("no pod is left", || gateway.post(ASK, &json!({"prompt": "a"})).status == 503);
     let started = Instant::now();
     let answer = gateway.post(ASK, &json!({"prompt": "a"}));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
@@ -162,8 +164,8 @@ fn without_any_pod_the_answer_is_503_at_once_and_service_returns_with_the_pod() 
 }
 
 #[test]
-fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said() {
-    let engines = Served::start(&["--engines", "3", "--model", "m"]);
+fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_reported() {
+    let engines = Engines::start(&["--engines", "3", "--model", "m"]);
     let urls: Vec<_> = engines.engines.iter().map(|at| format!("http://{}", at.http)).collect();
     let arguments = [
         "--prefill",
@@ -195,9 +197,9 @@ fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said() {
     for engine in 0..2 {
         engines.control("POST", &format!("/engines/{engine}/crash"), "");
     }
-    // When nobody is left to fail, it is said as well.
+    // Also reported when no pod is left to try.
     let mut number = 0;
-    eventually("prefill is planned for nobody", || {
+    eventually("no pod is left for prefill", || {
         number += 1;
         let body = json!({"prompt": format!("{number} ").repeat(1000), "max_tokens": 3});
         let answer = gateway.post(ASK, &body);

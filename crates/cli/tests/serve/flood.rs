@@ -1,8 +1,8 @@
-//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens: its memory stays
-//! below 512 MiB at every moment, and clients are answered meanwhile.
+//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens:
+//! its memory stays below 512 MiB at every moment, and clients are answered meanwhile.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use wornpath_index::{EngineHash, IndexLimits};
 /// Blocks in a batch, of one token each.
 const RUN: usize = 8192;
 const MOST_MEMORY: f64 = 512.0;
-/// What half of the requests meanwhile take at most: far more than they need, and less than they took when the thread that
-/// listens to engines also opened the door.
+/// What half of the requests meanwhile take at most: far more than they need, and less than they
+/// took when the thread that listens to engines also opened the door.
 const MOST_WAITED: Duration = Duration::from_millis(100);
 
 /// A batch of blocks that no other batch has.
@@ -37,7 +37,7 @@ fn batch(number: u64) -> Vec<u8> {
     payload
 }
 
-/// Says so many batches to whoever subscribes first, and stays.
+/// Publishes so many batches to the first subscriber, and keeps the connection open.
 async fn publish(mut listener: ZmtpListener, batches: u64) -> ZmtpListener {
     let mut subscriber = listener.accept().await.unwrap();
     subscriber.receive().await.expect("it subscribes");
@@ -51,12 +51,12 @@ async fn publish(mut listener: ZmtpListener, batches: u64) -> ZmtpListener {
 }
 
 #[test]
-fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
+fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_delays_no_client() {
     let cap = IndexLimits::default().blocks_per_pod;
     let batches = (10 * cap / RUN) as u64;
     let runtime = Runtime::new().unwrap();
     let listener = runtime.block_on(ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub)).unwrap();
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let text = format!(
         "models: [{{name: m, tokenizer: bytes, block_size: 1}}]\npods: [{{name: a, url: \"http://{}\", events: [\"zmq://{}\"]}}]\n",
         engines.engines[0].http,
@@ -64,7 +64,8 @@ fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
     );
     let gateway = Gateway::configured("flood", &text, 1);
     let is_over = AtomicBool::new(false);
-    let (started, mut last) = (Instant::now(), 0.0);
+    let started = Instant::now();
+    let mut last = 0.0;
     let flood = runtime.spawn(publish(listener, batches));
     let mut waited = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -88,9 +89,11 @@ fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
         is_over.store(true, Ordering::Relaxed);
         client.join().unwrap()
     });
-    let (took, most) = (started.elapsed(), gateway.memory("VmHWM"));
+    let took = started.elapsed();
+    let most = gateway.memory("VmHWM");
     waited.sort_unstable();
-    let (middle, slowest) = (waited[waited.len() / 2], waited[waited.len() - 1]);
+    let middle = waited[waited.len() / 2];
+    let slowest = waited[waited.len() - 1];
     println!(
         "flood: {} blocks of a cap of {cap} in {:.1} s, {most:.0} MiB at most; {} requests meanwhile, half within {:.1} ms, the slowest took {} ms",
         batches * RUN as u64,

@@ -1,9 +1,9 @@
-//! Engines whose caches are full and stay full: every block that comes evicts another, for thousands of
-//! requests. The router's table of each engine's blocks then stays at one size while all of its content
-//! changes, also at sizes just below those at which such tables grow.
+//! Engines whose caches are full and stay full: every block that comes evicts another, for
+//! thousands of requests. The router's table of each engine's blocks then stays at one size while
+//! all of its content changes, also at sizes just below those at which such tables grow.
 
-use crate::gateway::Gateway;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::TcpStream;
@@ -75,7 +75,7 @@ impl Client {
 fn engines_with_full_caches_of_any_size_are_followed_for_5000_requests_each() {
     let start = |blocks: &usize| {
         let tokens = (blocks * BLOCK).to_string();
-        Served::start_at("300", &["--model", "m", "--kv-tokens", &tokens, "--block-size", "16"])
+        Engines::start_at("300", &["--model", "m", "--kv-tokens", &tokens, "--block-size", "16"])
     };
     let engines: Vec<_> = SIZES.iter().map(start).collect();
     let mut text = "models: [{name: m, tokenizer: bytes, block_size: 16}]\n\

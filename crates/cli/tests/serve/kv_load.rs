@@ -1,22 +1,23 @@
 //! Prefill engines that are cut off or dead before the decode engine has loaded what they computed.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::{Response, Served};
+use crate::support::engines::{Engines, Response};
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const ASK: &str = "/v1/completions";
 
-/// Simulated engines behind a gateway: prefill pods, of which the first is preferred, and as the last one a decode pod.
+/// Simulated engines behind a gateway: prefill pods, of which the first is preferred, and as the
+/// last one a decode pod.
 struct Split {
-    engines: Served,
+    engines: Engines,
     gateway: Gateway,
 }
 
 impl Split {
     fn start(test: &str, prefill_pods: usize, steps: &str) -> Self {
         let count = (prefill_pods + 1).to_string();
-        let engines = Served::start(&["--engines", &count, "--model", "m"]);
+        let engines = Engines::start(&["--engines", &count, "--model", "m"]);
         let mut pods = String::new();
         for (number, engine) in engines.engines.iter().enumerate() {
             let role = if number == prefill_pods { "decode" } else { "prefill" };
@@ -91,7 +92,7 @@ fn eight_requests_whose_prefill_pod_fails_before_decode_has_loaded_are_answered(
 }
 
 #[test]
-fn a_load_that_fails_is_hidden_from_clients_of_every_interface() {
+fn a_failed_kv_load_is_hidden_from_clients_of_every_api() {
     let steps = "prefill: {attempts: 2, then: skip}, decode: {attempts: 2, then: restart}";
     let split = Split::start("kv_load_interfaces", 2, steps);
     split.engines.set_faults(0, r#"{"no_kv_transfer": true}"#);
@@ -113,8 +114,8 @@ fn a_load_that_fails_is_hidden_from_clients_of_every_interface() {
             assert_eq!(answer.status, 200, "{path} {stream}: {text}");
             assert!(!text.contains("Internal") && !text.contains("event: error"), "{path}: {text}");
             assert!(text.contains("output_tokens") || text.contains("finish_reason"), "{text}");
-            // Simulated engines name what they computed in OpenAI's interfaces only; in the others the decode
-            // pod computes the prompt itself.
+            // Simulated engines name what they computed in OpenAI's interfaces only; in the others
+            // the decode pod computes the prompt itself.
             if [ASK, "/v1/chat/completions"].contains(&path) {
                 assert_eq!(answer.header("x-wornpath-degraded"), None, "{path} {stream}");
             }

@@ -1,12 +1,13 @@
-//! Two engines that start together, of which one fails.
+//! Prefill and decode engines that start at the same time, of which one fails.
 
-use crate::gateway::{Gateway, eventually};
-use crate::recorder::{Recorder, Rooms, Side};
-use crate::served::Response;
+use crate::support::engines::Response;
+use crate::support::gateway::{Gateway, eventually, holds_for};
+use crate::support::recorder::{Recorder, Rooms, Side};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Two pods of each role, of which the first is tried first, and a gateway that always needs both roles.
+/// Two pods of each role, of which the first is tried first, and a gateway that always needs both
+/// roles.
 struct Pairs {
     prefill: [Recorder; 2],
     decode: [Recorder; 2],
@@ -16,8 +17,8 @@ struct Pairs {
 impl Pairs {
     fn start(test: &str) -> Self {
         let rooms = Rooms::default();
-        let (prefill, decode) =
-            ([Recorder::start(), Recorder::start()], [Recorder::start(), Recorder::start()]);
+        let prefill = [Recorder::start(), Recorder::start()];
+        let decode = [Recorder::start(), Recorder::start()];
         prefill.iter().for_each(|pod| pod.meet(Side::Gives(rooms.clone())));
         decode.iter().for_each(|pod| pod.meet(Side::Takes(rooms.clone())));
         let mut pods = String::new();
@@ -43,7 +44,10 @@ impl Pairs {
         let started = Instant::now();
         let prompt = "computed by one and answered by the other ".repeat(4);
         let answer = self.gateway.post("/v1/completions", &json!({"model": "m", "prompt": prompt}));
-        assert!(started.elapsed() < Duration::from_secs(8), "nobody waits for what will not come");
+        assert!(
+            started.elapsed() < Duration::from_secs(8),
+            "decode does not wait for a failed prefill"
+        );
         answer
     }
 }
@@ -63,17 +67,20 @@ fn a_prefill_that_fails_beside_its_decode_is_done_by_another_pod_in_another_room
 }
 
 #[test]
-fn if_two_prefills_fail_the_decode_pod_computes_the_prompt_and_that_is_said() {
+fn if_two_prefills_fail_the_decode_pod_computes_the_prompt_and_it_is_reported() {
     let pairs = Pairs::start("pairs_alone");
     pairs.prefill.iter().for_each(|pod| pod.refuse("500 Broken"));
     let answer = pairs.ask();
     assert_eq!((answer.status, answer.header("x-wornpath-degraded")), (200, Some("true")));
     let sent = pairs.decode[0].posted();
-    assert!(sent.iter().any(|it| it.body.get("bootstrap_room").is_none()), "nobody meets it");
+    assert!(
+        sent.iter().any(|it| it.body.get("bootstrap_room").is_none()),
+        "it computes the prompt itself"
+    );
 }
 
 #[test]
-fn what_a_prefill_refuses_for_the_clients_fault_is_the_clients_answer() {
+fn a_client_error_of_prefill_is_passed_to_the_client() {
     let pairs = Pairs::start("pairs_refused");
     pairs.prefill[0].refuse("400 Bad Request");
     let answer = pairs.ask();
@@ -92,7 +99,7 @@ fn a_decode_that_fails_beside_its_prefill_voids_their_room() {
 }
 
 #[test]
-fn nothing_is_begun_again_for_a_client_that_has_left() {
+fn nothing_is_retried_for_a_client_that_has_disconnected() {
     let pairs = Pairs::start("pairs_left");
     pairs.prefill[0].answer_after(Duration::from_secs(2));
     pairs.prefill[0].refuse("500 Broken");
@@ -103,6 +110,8 @@ fn nothing_is_begun_again_for_a_client_that_has_left() {
         (posted(&pairs.prefill), posted(&pairs.decode)) == ([1, 0], [1, 0])
     });
     drop(leaving);
-    std::thread::sleep(Duration::from_secs(3));
-    assert_eq!((posted(&pairs.prefill), posted(&pairs.decode)), ([1, 0], [1, 0]));
+    eventually("prefill has failed", || pairs.prefill[0].answered() == 1);
+    holds_for(Duration::from_millis(500), "nothing is retried", || {
+        (posted(&pairs.prefill), posted(&pairs.decode)) == ([1, 0], [1, 0])
+    });
 }

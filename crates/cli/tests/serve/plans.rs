@@ -1,8 +1,9 @@
-//! What pods are really sent: fields that plans add, headers that stay here, steps that start together.
+//! What pods are really sent: fields that plans add, headers that stay here, steps that start
+//! together.
 
-use crate::gateway::{Gateway, eventually};
-use crate::recorder::Recorder;
-use crate::served::{Exchange, Served};
+use crate::support::engines::{Engines, Exchange};
+use crate::support::gateway::{Gateway, eventually, holds_for};
+use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ const MODEL: &str = "models: [{name: m, tokenizer: bytes}]\n";
 
 /// One pod of each role, and a profile that always needs both.
 fn pair(test: &str, transfer: &str) -> (Recorder, Recorder, Gateway) {
-    let (prefill, decode) = (Recorder::start(), Recorder::start());
+    let prefill = Recorder::start();
+    let decode = Recorder::start();
     let meeting = prefill.address.port();
     let text = format!(
         "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m, bootstrap_port: {meeting}}}\n  \
@@ -65,8 +67,9 @@ fn mooncakes_pair_is_told_the_engine_and_the_transfer() {
 }
 
 #[test]
-fn an_engine_that_does_not_say_its_name_is_waited_for_no_longer_than_its_step_may_take() {
-    let (prefill, decode) = (Recorder::start(), Recorder::start());
+fn an_engine_that_does_not_report_its_id_is_awaited_no_longer_than_its_step_timeout() {
+    let prefill = Recorder::start();
+    let decode = Recorder::start();
     // It takes connections and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let text = format!(
@@ -86,7 +89,7 @@ fn an_engine_that_does_not_say_its_name_is_waited_for_no_longer_than_its_step_ma
 }
 
 #[test]
-fn several_prompts_are_not_handed_over_as_one() {
+fn a_request_with_several_prompts_is_not_split_into_prefill_and_decode() {
     for (transfer, prompt) in [("nixl", json!(["a b", "c d"])), ("bootstrap", json!([[1, 2], [3]]))]
     {
         let (prefill, decode, gateway) = pair(&format!("plans_several_{transfer}"), transfer);
@@ -114,9 +117,10 @@ fn nixls_decode_gets_what_prefill_answered_word_for_word() {
 }
 
 #[test]
-fn a_step_that_was_left_out_before_prefill_keeps_nobody_from_taking_over_what_prefill_computed() {
-    let (bad, prefill, decode) =
-        (Served::start(&["--model", "m"]), Recorder::start(), Recorder::start());
+fn a_skipped_step_before_prefill_does_not_prevent_the_kv_transfer() {
+    let bad = Engines::start(&["--model", "m"]);
+    let prefill = Recorder::start();
+    let decode = Recorder::start();
     let text = format!(
         "{MODEL}pods:\n  - {{url: \"http://{}\", role: preprocess, model: m}}\n  - {{url: \"http://{}\", role: prefill, model: m}}\n  \
          - {{url: \"http://{}\", role: decode, model: m}}\nroutes: [{{profile: preprocess-prefill-decode}}]\n",
@@ -133,8 +137,9 @@ fn a_step_that_was_left_out_before_prefill_keeps_nobody_from_taking_over_what_pr
 #[test]
 fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_surely_holds() {
     for (lease, is_computed_again) in [("30s", false), ("1s", true)] {
-        let (prefill, good) = (Recorder::start(), Recorder::start());
-        let bad = Served::start(&["--model", "m"]);
+        let prefill = Recorder::start();
+        let good = Recorder::start();
+        let bad = Engines::start(&["--model", "m"]);
         let text = format!(
             "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m}}\n  - {{url: \"http://{}\", role: decode, model: m, labels: {{first: \"yes\"}}}}\n  \
              - {{url: \"http://{}\", role: decode, model: m}}\nprofiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
@@ -156,7 +161,7 @@ fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_sur
 }
 
 #[test]
-fn the_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks() {
+fn the_pod_gets_the_predicted_cached_tokens_if_the_profile_asks() {
     let pod = Recorder::start();
     let text = format!(
         "{MODEL}pods: [{{url: \"http://{}\", model: m}}]\nprofiles:\n  hinting:\n    prepare: [tokenize, block_hash]\n    \
@@ -175,7 +180,7 @@ fn the_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks() {
 }
 
 #[test]
-fn a_clients_secrets_stay_here_unless_they_are_to_go_on_and_nothing_is_logged() {
+fn client_credentials_are_not_forwarded_by_default_and_never_logged() {
     for (credentials, goes_on) in [("none", false), ("forwarded", true)] {
         let pod = Recorder::start();
         let text = format!(
@@ -224,8 +229,8 @@ fn a_clients_secrets_stay_here_unless_they_are_to_go_on_and_nothing_is_logged() 
 
 #[test]
 fn recent_decisions_are_explained_with_candidates_scores_and_calls() {
-    let engines = Served::start(&["--engines", "3", "--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    let engines = Engines::start(&["--engines", "3", "--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
     gateway.post(ASK, &json!({"prompt": "hello ".repeat(50), "max_tokens": 2}));
     let shown = |gateway: &Gateway| -> Value {
         gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone()
@@ -254,7 +259,7 @@ fn recent_decisions_are_explained_with_candidates_scores_and_calls() {
 }
 
 #[test]
-fn a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it() {
+fn a_plan_is_cancelled_when_its_client_disconnects_during_prefill() {
     for transfer in ["nixl", "tensorrt"] {
         let (prefill, decode, gateway) = pair(&format!("plans_left_{transfer}"), transfer);
         prefill.answer_after(Duration::from_millis(2500));
@@ -264,28 +269,26 @@ fn a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it() {
         let left = Instant::now();
         eventually("no load is left", || requests(&gateway) == 0);
         assert!(left.elapsed() < Duration::from_secs(1), "{transfer}: before prefill was done");
-        std::thread::sleep(Duration::from_millis(2600).saturating_sub(left.elapsed()));
-        assert_eq!(decode.posted().len(), 0, "{transfer}: nobody needs it");
+        eventually("prefill is done", || prefill.answered() == 1);
+        holds_for(Duration::from_millis(200), "nothing is decoded", || decode.posted().is_empty());
     }
 }
 
 #[test]
-fn what_an_engine_holds_for_another_is_taken_even_if_the_client_leaves() {
+fn a_kv_transfer_is_completed_even_if_the_client_disconnects() {
     let (_prefill, decode, gateway) = pair("plans_taken", "nixl");
     decode.answer_after(Duration::from_millis(2500));
     let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
     eventually("decode has begun", || decode.posted().len() == 1);
     drop(leaving);
-    let left = Instant::now();
-    while left.elapsed() < Duration::from_millis(600) {
-        assert_eq!(requests(&gateway), 1, "it may not have taken everything yet");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    holds_for(Duration::from_millis(600), "the request counts as load while decode runs", || {
+        requests(&gateway) == 1
+    });
     eventually("no load is left", || requests(&gateway) == 0);
 }
 
 #[test]
-fn what_an_engine_holds_no_more_keeps_no_plan_whose_client_left() {
+fn an_expired_kv_lease_ends_the_plan_of_a_disconnected_client() {
     let (_prefill, decode, gateway) =
         pair("plans_lapsed", "nixl, prefill: {lease: 800ms}, decode: {attempts: 1}");
     decode.answer_after(Duration::from_secs(9));
@@ -298,7 +301,7 @@ fn what_an_engine_holds_no_more_keeps_no_plan_whose_client_left() {
 }
 
 #[test]
-fn a_step_that_nobody_takes_when_it_starts_is_left_out_if_it_may_be() {
+fn an_optional_step_without_a_pod_is_skipped() {
     let pod = Recorder::start();
     let text = format!(
         "pods: [{{url: \"http://{}\", model: m}}]\nlisten: {{admin: \"127.0.0.1:0\"}}\nprofiles:\n  late:\n    \
@@ -314,7 +317,8 @@ fn a_step_that_nobody_takes_when_it_starts_is_left_out_if_it_may_be() {
 
 #[test]
 fn a_role_that_no_listed_pod_plays_may_be_played_by_one_that_comes() {
-    let (prefill, decode) = (Recorder::start(), Recorder::start());
+    let prefill = Recorder::start();
+    let decode = Recorder::start();
     let text = format!(
         "{MODEL}pods: [{{url: \"http://{}\", role: prefill, model: m}}]\nlisten: {{admin: \"127.0.0.1:0\"}}\n\
          profiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
@@ -332,7 +336,7 @@ fn a_role_that_no_listed_pod_plays_may_be_played_by_one_that_comes() {
 }
 
 #[test]
-fn a_call_of_a_tool_that_cannot_be_read_out_of_one_token_is_no_fault_of_the_clients() {
+fn a_forced_tool_call_that_prefill_refuses_is_not_the_clients_error() {
     let (prefill, decode, gateway) = pair("plans_forced", "nixl");
     prefill.refuse("400 Bad Request");
     let ask = |choice: Value| {

@@ -1,15 +1,15 @@
 //! Predictions are checked: pods that are always mispredicted, or say nothing, are reported loudly.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 
 /// A gateway that follows the engine's events, after enough answers for a verdict.
-fn after_answers(engines: &Served) -> Gateway {
+fn after_answers(engines: &Engines) -> Gateway {
     after_answers_by("cache-aware", engines)
 }
 
-fn after_answers_by(policy: &str, engines: &Served) -> Gateway {
+fn after_answers_by(policy: &str, engines: &Engines) -> Gateway {
     let at = &engines.engines[0];
     let pod = format!("http://{},events=zmq://{}?replay={}", at.http, at.events, at.replay);
     let model =
@@ -33,7 +33,7 @@ fn doubtful(gateway: &Gateway) -> Value {
 
 #[test]
 fn a_pod_whose_predictions_are_always_wrong_is_reported_in_log_metric_and_admin() {
-    let engines = Served::start(&["--model", "m", "--fault", "cached-tokens=zero"]);
+    let engines = Engines::start(&["--model", "m", "--fault", "cached-tokens=zero"]);
     let gateway = after_answers(&engines);
     let name = engines.engines[0].http.clone();
     eventually("it is logged", || gateway.log().contains("predictions are nearly always wrong"));
@@ -47,7 +47,7 @@ fn a_pod_whose_predictions_are_always_wrong_is_reported_in_log_metric_and_admin(
 #[test]
 fn a_pod_that_sends_no_events_although_it_should_is_reported_in_log_metric_and_admin() {
     let silent = ["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"];
-    let engines = Served::start(&silent);
+    let engines = Engines::start(&silent);
     let gateway = after_answers(&engines);
     let name = engines.engines[0].http.clone();
     eventually("it is logged", || gateway.log().contains("has sent no cache events"));
@@ -56,10 +56,11 @@ fn a_pod_that_sends_no_events_although_it_should_is_reported_in_log_metric_and_a
     assert_eq!(doubtful(&gateway), json!([name]));
 }
 
-/// Without events the router goes by what it sent for ten seconds, which comes true for any repeat, whatever its tokens are.
+/// Without events the router goes by what it sent for ten seconds, which comes true for any repeat,
+/// whatever its tokens are.
 #[test]
-fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
-    let engines = Served::start(&["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"]);
+fn an_unconfirmed_repeat_does_not_count_as_a_prediction() {
+    let engines = Engines::start(&["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"]);
     let gateway = after_answers(&engines);
     let name = &engines.engines[0].http;
     let metric = |it: &str| {
@@ -69,7 +70,8 @@ fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
     eventually("all are counted", || {
         metric("predictions_checked_total") + metric("predictions_speculative_total") == 40
     });
-    // Of the first nothing was predicted; no others began anew unless ten seconds passed between two.
+    // Of the first nothing was predicted; no others began anew unless ten seconds passed between
+    // two.
     let checked = metric("predictions_checked_total");
     assert!((1..4).contains(&checked), "{checked}");
     assert_eq!(metric("cached_tokens_predicted_total"), 0, "nothing that was checked had a hit");
@@ -81,8 +83,8 @@ fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
 }
 
 #[test]
-fn a_pod_that_tells_the_truth_is_not_reported() {
-    let engines = Served::start(&["--model", "m"]);
+fn a_pod_with_correct_predictions_is_not_reported() {
+    let engines = Engines::start(&["--model", "m"]);
     let gateway = after_answers(&engines);
     let name = engines.engines[0].http.clone();
     eventually("it is judged", || pod(&gateway)["predictions"]["verdict"] == "good");
@@ -96,8 +98,8 @@ fn a_pod_that_tells_the_truth_is_not_reported() {
 }
 
 #[test]
-fn what_a_decode_pod_takes_over_is_no_cache_hit_and_what_prefill_says_is_compared() {
-    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+fn transferred_kv_cache_is_no_hit_and_prefills_cached_tokens_are_compared() {
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
     let pods = ["prefill", "decode"].iter().zip(&engines.engines).map(|(role, at)| {
         let events = format!("zmq://{}?replay={}", at.events, at.replay);
         format!("  - {{url: \"http://{}\", name: {role}, role: {role}, model: m, events: [\"{events}\"]}}\n", at.http)
@@ -142,7 +144,7 @@ fn what_a_decode_pod_takes_over_is_no_cache_hit_and_what_prefill_says_is_compare
 
 #[test]
 fn a_profile_that_does_not_look_predicts_nothing_rather_than_zero() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let gateway = after_answers_by("round-robin", &engines);
     let labels = format!("{{profile=\"round-robin\",pod=\"{}\"}}", engines.engines[0].http);
     let metric = |name: &str| gateway.metric(&format!("{name}{labels}")) as u64;
@@ -153,9 +155,9 @@ fn a_profile_that_does_not_look_predicts_nothing_rather_than_zero() {
 
 #[test]
 fn a_profile_that_does_not_look_at_prompts_predicts_nothing_and_is_never_wrong() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let arguments = ["--policy", "round-robin", "--admin", "127.0.0.1:0"];
-    let gateway = Gateway::before(&engines, &arguments);
+    let gateway = Gateway::in_front_of(&engines, &arguments);
     let body = json!({"prompt": "the same words again and again ".repeat(40), "max_tokens": 1});
     for _ in 0..40 {
         assert_eq!(gateway.post("/v1/completions", &body).status, 200);
@@ -174,9 +176,9 @@ fn expected(gateway: &Gateway) -> u64 {
 }
 
 #[test]
-fn what_the_last_event_of_streamed_responses_says_is_compared_with_what_was_predicted() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+fn usage_in_the_last_event_of_streamed_responses_is_compared_with_the_prediction() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
     let input = "the same words again and again ".repeat(100);
     let body = json!({"input": input, "max_output_tokens": 3, "stream": true});
     for _ in 0..4 {
@@ -194,9 +196,9 @@ fn what_the_last_event_of_streamed_responses_says_is_compared_with_what_was_pred
 }
 
 #[test]
-fn of_a_request_that_its_engine_refused_nothing_is_expected_and_of_others_everything_is() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+fn the_index_expects_blocks_of_accepted_requests_only() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
     let ask = |prompt: &str, max_tokens: u64| {
         let body = json!({"prompt": prompt, "max_tokens": max_tokens});
         gateway.post("/v1/completions", &body).status
@@ -215,12 +217,12 @@ fn of_a_request_that_its_engine_refused_nothing_is_expected_and_of_others_everyt
     assert_eq!((ask(&words(300), 1), expected(&gateway)), (500, before));
     engines.control("POST", "/engines/0/crash", "");
     assert_ne!(ask(&words(300), 1), 200);
-    assert_eq!(expected(&gateway), before, "nor of one that found nobody");
+    assert_eq!(expected(&gateway), before, "nor of one without a pod");
 }
 
 #[test]
-fn what_a_refused_request_would_have_put_into_a_guessed_cache_is_not_guessed_to_be_there() {
-    let engines = Served::start(&["--model", "m"]);
+fn a_refused_request_adds_nothing_to_an_approximated_cache() {
+    let engines = Engines::start(&["--model", "m"]);
     let at = &engines.engines[0].http;
     let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 100000}}]\n");
     let gateway = Gateway::configured("predictions_refused", &text, 1);
@@ -241,7 +243,7 @@ fn what_a_refused_request_would_have_put_into_a_guessed_cache_is_not_guessed_to_
 
 #[test]
 fn a_guessed_cache_has_room_for_the_tokens_it_is_said_to_have_also_where_text_is_matched() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let at = &engines.engines[0].http;
     let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 1000}}]\n");
     let gateway = Gateway::configured("predictions_room", &text, 1);

@@ -1,16 +1,17 @@
-//! Requests that wait for a pod: how long, in which order, and what is said when they may not.
+//! The wait queue: timeouts, order, and answers when it is full.
 
-use crate::gateway::{Gateway, eventually};
-use crate::served::{Exchange, Served};
+use crate::support::engines::{Engines, Exchange};
+use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 
 const ASK: &str = "/v1/completions";
 const LONG: &str =
     r#"{"prompt": "long", "max_tokens": 100000, "ignore_eos": true, "stream": true}"#;
 
-/// One engine that is slow enough to be busy, and a profile by which it takes one request at a time.
-fn busy(test: &str, hold: &str, more: &str) -> (Served, Gateway) {
-    let engines = Served::start_at("1", &["--model", "m"]);
+/// One engine that is slow enough to be busy, and a profile by which it takes one request at a
+/// time.
+fn busy(test: &str, hold: &str, more: &str) -> (Engines, Gateway) {
+    let engines = Engines::start_at("1", &["--model", "m"]);
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\nprofiles:\n  one:\n    filter: [healthy, model, concurrency: {{requests: 1}}]\n    \
          pick: max_score\n    hold: {hold}\n{more}",
@@ -31,7 +32,7 @@ fn short() -> Value {
 }
 
 #[test]
-fn a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do() {
+fn a_request_waits_until_the_pod_has_capacity_and_gets_429_if_the_queue_is_full() {
     let (_engines, gateway) = busy("queue_429", "{capacity: 2, deadline: 60s}", "");
     let first = long(&gateway);
     let waiting: Vec<_> = (0..2).map(|_| gateway.open(ASK, &short())).collect();
@@ -53,7 +54,7 @@ fn a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do() {
 }
 
 #[test]
-fn who_waits_too_long_is_told_429_and_who_waits_for_nobody_503() {
+fn a_queue_timeout_is_429_and_a_queue_without_pods_503() {
     let (engines, gateway) = busy("queue_503", "{capacity: 9, deadline: 300ms}", "");
     let first = long(&gateway);
     let late = gateway.post(ASK, &short());
@@ -61,12 +62,12 @@ fn who_waits_too_long_is_told_429_and_who_waits_for_nobody_503() {
     let waiting = gateway.open(ASK, &short());
     eventually("one waits", || gateway.metric("wornpath_queue_waiting") as u64 == 1);
     engines.control("POST", "/engines/0/crash", "");
-    assert_eq!(waiting.finish().unwrap().status, 503, "nobody is left to wait for");
+    assert_eq!(waiting.finish().unwrap().status, 503, "no pod is left to wait for");
     drop(first);
 }
 
 #[test]
-fn a_client_that_leaves_the_queue_leaves_no_place_behind() {
+fn a_client_that_disconnects_while_queued_frees_its_queue_entry() {
     let (_engines, gateway) = busy("queue_left", "{capacity: 1, deadline: 60s}", "");
     let first = long(&gateway);
     for _ in 0..3 {
@@ -80,7 +81,7 @@ fn a_client_that_leaves_the_queue_leaves_no_place_behind() {
 }
 
 #[test]
-fn the_bytes_that_wait_are_bounded_too() {
+fn the_bytes_of_queued_requests_are_limited() {
     let more = "limits: {waiting: 2KiB}\n";
     let (_engines, gateway) = busy("queue_bytes", "{capacity: 99, deadline: 60s}", more);
     let first = long(&gateway);
@@ -108,7 +109,7 @@ fn as_tenant(gateway: &Gateway, key: &str, body: &Value) -> Exchange {
 }
 
 #[test]
-fn a_tenant_with_a_quota_has_so_many_requests_at_a_time() {
+fn a_quota_limits_the_requests_in_flight_of_a_tenant() {
     let tenants = format!(
         "tenants:\n  - {{name: a, key_digest: \"{}\", quota: 2}}\n  - {{name: b, key_digest: \"{}\"}}\n",
         digest("a"),
@@ -129,7 +130,7 @@ fn a_tenant_with_a_quota_has_so_many_requests_at_a_time() {
 }
 
 #[test]
-fn tenants_take_turns_by_their_weight() {
+fn tenants_are_served_by_their_weight() {
     let tenants = format!(
         "tenants:\n  - {{name: a, key_digest: \"{}\", weight: 3}}\n  - {{name: b, key_digest: \"{}\"}}\n",
         digest("a"),
@@ -166,8 +167,8 @@ fn tenants_take_turns_by_their_weight() {
 }
 
 #[test]
-fn each_profile_has_its_own_rules_of_waiting() {
-    let engines = Served::start_at("1", &["--model", "m"]);
+fn each_profile_has_its_own_queue_rules() {
+    let engines = Engines::start_at("1", &["--model", "m"]);
     let profile = |hold: &str| {
         format!(
             "{{filter: [healthy, model, concurrency: {{requests: 1}}], pick: max_score, hold: {hold}}}"
@@ -196,8 +197,8 @@ fn each_profile_has_its_own_rules_of_waiting() {
 }
 
 #[test]
-fn a_retry_waits_in_the_queue_as_everybody_does() {
-    let engines = Served::start_at("1", &["--engines", "2", "--model", "m"]);
+fn a_retry_waits_in_the_queue_like_any_request() {
+    let engines = Engines::start_at("1", &["--engines", "2", "--model", "m"]);
     let text = format!(
         "pods: [{{url: \"http://{}\"}}, {{url: \"http://{}\"}}]\nprofiles:\n  one:\n    \
          filter: [healthy, model, concurrency: {{requests: 1}}]\n    pick: round_robin\n    hold: {{deadline: 60s}}\n",
@@ -210,7 +211,8 @@ fn a_retry_waits_in_the_queue_as_everybody_does() {
     eventually("both work", || {
         [0, 1].iter().all(|at| engines.metric(*at, "vllm:num_requests_running") as u64 == 1)
     });
-    // The one that has not begun to answer dies: its request waits for the other pod, which is busy.
+    // The one that has not begun to answer dies: its request waits for the other pod, which is
+    // busy.
     let busy = usize::from(head.contains(&engines.engines[1].http));
     engines.control("POST", &format!("/engines/{}/crash", 1 - busy), "");
     eventually("it waits", || gateway.metric("wornpath_queue_waiting") as u64 == 1);

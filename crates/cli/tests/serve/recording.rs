@@ -1,7 +1,7 @@
 //! `wornpath trace record` on a running gateway, and `wornpath replay` of what it wrote.
 
-use crate::gateway::{Gateway, folder};
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, folder};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -38,9 +38,9 @@ fn ended(mut child: Child) -> (bool, String) {
 
 #[test]
 fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let model = ["--tokenizer", "bytes", "--model", "m", "--admin", "127.0.0.1:0"];
-    let gateway = Gateway::before(&engines, &model);
+    let gateway = Gateway::in_front_of(&engines, &model);
     let file = folder("recording").join("trace.jsonl");
     let ask = |prompt: &str, stream: bool| {
         let body = json!({"prompt": prompt, "max_tokens": 3, "stream": stream});
@@ -56,11 +56,11 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
         cached += answer.cached_tokens();
     }
     assert!(cached > 0);
-    assert_eq!(ask("nobody else begins like this one", true).status, 200);
+    assert_eq!(ask("no other prompt has this prefix", true).status, 200);
     let (is_well, said) = ended(recorder);
     assert!(is_well, "{said}");
     assert!(
-        said.contains("13 requests recorded; left out: 0 without a whole answer, 0 missed"),
+        said.contains("13 requests recorded; skipped: 0 without a complete answer, 0 missed"),
         "{said}"
     );
 
@@ -75,7 +75,8 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
     assert!(lines[..12].iter().all(|line| output(line) == 3), "{text}");
     assert!(output(&lines[12]) > 0, "a stream without `usage` is counted by its pieces");
 
-    // As slowly as the engines here are fast, so that no request comes before the last one has ended.
+    // As slowly as the engines here are fast, so that no request comes before the last one has
+    // ended.
     let json = file.with_extension("json");
     let block_size = said.split("--block-size ").nth(1).unwrap().split(' ').next().unwrap();
     let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/cache-aware.yaml");
@@ -107,9 +108,9 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
 }
 
 #[test]
-fn a_recording_that_cannot_begin_or_that_nobody_spoke_during_says_so() {
-    let engines = Served::start(&["--model", "m"]);
-    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+fn a_recording_without_requests_or_without_a_new_file_fails() {
+    let engines = Engines::start(&["--model", "m"]);
+    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
     let file = folder("recording_nothing").join("trace.jsonl");
     let (is_well, said) = ended(recording(&gateway, &file, &["--for", "10ms"]));
     assert!(!is_well && said.contains("nothing was recorded"), "{said}");

@@ -1,8 +1,8 @@
-//! What a reload changes, what it does not, and that it says so.
+//! Reloads of the configuration: what they change, what needs a restart, and what they report.
 
-use crate::gateway::{Gateway, eventually, folder};
-use crate::served::Served;
 use crate::sockets::exchange;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually, folder};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ struct Reloading {
 }
 
 impl Reloading {
-    fn start(test: &str, engines: &Served) -> Self {
+    fn start(test: &str, engines: &Engines) -> Self {
         let url = &engines.engines[0].http;
         let pods = format!("pods: [{{name: a, url: \"http://{url}\", model: m}}]\n");
         let file = folder(test).join("wornpath.yaml");
@@ -37,7 +37,7 @@ impl Reloading {
 
 #[test]
 fn a_listed_pod_that_was_taken_out_and_added_again_stays() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let it = Reloading::start("reloads_again", &engines);
     assert_eq!(it.gateway.ask("DELETE", "/pods/a", "").status, 200);
     let url = format!("http://{}", engines.engines[0].http);
@@ -50,8 +50,8 @@ fn a_listed_pod_that_was_taken_out_and_added_again_stays() {
 }
 
 #[test]
-fn what_needs_a_restart_is_named_until_there_is_one_or_it_is_taken_back() {
-    let engines = Served::start(&["--model", "m"]);
+fn settings_that_need_a_restart_are_reported_until_then() {
+    let engines = Engines::start(&["--model", "m"]);
     let it = Reloading::start("reloads_restart", &engines);
     assert_eq!(it.reload("workers: 1\n"), json!(["workers"]));
     assert_eq!(it.reload("workers: 1\nreveal: pod\n"), json!(["workers"]), "it is still so");
@@ -62,7 +62,7 @@ fn what_needs_a_restart_is_named_until_there_is_one_or_it_is_taken_back() {
 
 #[test]
 fn limits_of_connections_and_heads_change_at_once() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let it = Reloading::start("reloads_limits", &engines);
     let ask = || {
         let more: String = (0..60).map(|number| format!("x-{number}: 1\r\n")).collect();
@@ -78,7 +78,7 @@ fn limits_of_connections_and_heads_change_at_once() {
 
 #[test]
 fn a_pod_that_is_listed_now_stays_as_it_was_also_if_the_file_is_refused() {
-    let engines = Served::start(&["--model", "m", "--engines", "2"]);
+    let engines = Engines::start(&["--model", "m", "--engines", "2"]);
     let it = Reloading::start("reloads_adopted", &engines);
     let url = format!("http://{}", engines.engines[1].http);
     let pod = json!({"name": "b", "url": url, "model": "m"}).to_string();
@@ -104,7 +104,7 @@ fn a_pod_that_is_listed_now_stays_as_it_was_also_if_the_file_is_refused() {
 
 #[test]
 fn a_pod_that_is_only_called_otherwise_is_up_all_the_time() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let it = Reloading::start("reloads_renamed", &engines);
     let body = json!({"model": "m", "prompt": "a"});
     for name in ["b", "c", "a", "d"] {
@@ -116,11 +116,11 @@ fn a_pod_that_is_only_called_otherwise_is_up_all_the_time() {
 }
 
 #[test]
-fn a_file_without_tenants_opens_the_door_to_nobody() {
-    let engines = Served::start(&["--model", "m"]);
+fn a_reload_without_tenants_does_not_open_the_gateway_to_all_clients() {
+    let engines = Engines::start(&["--model", "m"]);
     let it = Reloading::start("reloads_open", &engines);
     let body = json!({"model": "m", "prompt": "a"});
-    assert_eq!(it.gateway.post(ASK, &body).status, 200, "whoever comes is served");
+    assert_eq!(it.gateway.post(ASK, &body).status, 200, "without tenants, no key is required");
     let digest = "sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb";
     it.reload(&format!("tenants: [{{name: t, key_digest: \"{digest}\"}}]\n"));
     assert_eq!(it.gateway.post(ASK, &body).status, 401);
@@ -130,7 +130,7 @@ fn a_file_without_tenants_opens_the_door_to_nobody() {
 
 #[test]
 fn requests_wait_for_pods_that_took_the_place_of_all_others() {
-    let engines = Served::start(&["--model", "m", "--engines", "2"]);
+    let engines = Engines::start(&["--model", "m", "--engines", "2"]);
     let it = Reloading::start("reloads_all", &engines);
     let body = json!({"model": "m", "prompt": "a"});
     for round in 0..6 {

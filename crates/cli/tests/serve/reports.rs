@@ -1,9 +1,9 @@
 //! Engines that stream what they cache by gRPC, to the listener that sidecars post to.
 
-use crate::gateway::{Gateway, eventually, folder};
 use crate::peer::{Peer, has};
-use crate::recorder::Recorder;
-use crate::served::Exchange;
+use crate::support::engines::Exchange;
+use crate::support::gateway::{Gateway, eventually, folder};
+use crate::support::recorder::Recorder;
 use crate::tls::{authority, workshop};
 use serde_json::json;
 use std::fs;
@@ -42,7 +42,7 @@ fn is_reported_to(folder: &Path, tls: &str, authority: &[&str]) {
         explained["explanation"]["steps"][0]["candidates"][0]["blocks"] == 2
     });
 
-    // Whoever posts comes to the same place.
+    // Posted events go to the same feed.
     if authority.is_empty() {
         let posted = Exchange::open(&address, "POST", "/events/register", "{}").finish().unwrap();
         assert_eq!(posted.status, 400, "{}", posted.text);

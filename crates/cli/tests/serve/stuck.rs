@@ -1,7 +1,8 @@
-//! A thread that never comes back: `/health` fails and names it, so does the log, and SIGTERM still ends the router.
+//! A stuck thread: `/health` fails and names it, so does the log, and SIGTERM still
+//! ends the router.
 
-use crate::gateway::{Gateway, command, eventually};
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, command, eventually};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
@@ -19,7 +20,7 @@ const STUCK: i32 = 70;
 const ARGUMENTS: [&str; 6] = ["--workers", "2", "--lame-duck", "0.2", "--grace", "1"];
 
 /// A gateway that takes faults, in front of one engine.
-fn start(engines: &Served, change: impl FnOnce(&mut Command)) -> Gateway {
+fn start(engines: &Engines, change: impl FnOnce(&mut Command)) -> Gateway {
     let url = format!("http://{}", engines.engines[0].http);
     let arguments = [&ARGUMENTS[..], &["--pod", &url]].concat();
     let mut command = command(&arguments);
@@ -73,7 +74,7 @@ fn ends_in_time(gateway: &mut Gateway, thread: &str) {
 
 #[test]
 fn a_stuck_event_thread_fails_health_and_is_named_and_sigterm_ends_the_router() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let mut gateway = start(&engines, |_| ());
     let began = Instant::now();
     inject(&gateway, "stick-events");
@@ -97,7 +98,7 @@ fn a_stuck_event_thread_fails_health_and_is_named_and_sigterm_ends_the_router() 
 
 #[test]
 fn a_stuck_worker_fails_health_and_is_named_and_sigterm_ends_the_router() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let mut gateway = start(&engines, |_| ());
     inject(&gateway, "stick-worker");
     let why = until_unhealthy(&gateway);
@@ -118,10 +119,10 @@ fn a_stuck_worker_fails_health_and_is_named_and_sigterm_ends_the_router() {
 
 #[test]
 fn sigterm_ends_a_router_whose_accepting_thread_is_stuck() {
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let mut gateway = start(&engines, |_| ());
     inject(&gateway, "stick-accept");
-    assert_eq!(probe(&gateway.address, "/health", ""), None, "nobody accepts");
+    assert_eq!(probe(&gateway.address, "/health", ""), None, "no thread accepts connections");
     let told = Instant::now();
     eventually("the log names it", || logged(&gateway, &["thread stuck thread=accept task="]));
     assert!(told.elapsed() < SEEN);
@@ -131,8 +132,8 @@ fn sigterm_ends_a_router_whose_accepting_thread_is_stuck() {
 
 #[test]
 fn the_systemd_watchdog_is_fed_until_a_thread_sticks() {
-    let engines = Served::start(&["--model", "m"]);
-    let path = crate::gateway::folder("stuck_notify").join("notify");
+    let engines = Engines::start(&["--model", "m"]);
+    let path = crate::support::gateway::folder("stuck_notify").join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
     let gateway = start(&engines, |command| {

@@ -1,8 +1,8 @@
-//! A call that gets nowhere is given up: one that finds no connection, and one that never ends.
+//! Timeouts of calls to pods: while connecting, and of an answer without end.
 
-use crate::gateway::{Gateway, eventually};
-use crate::recorder::Recorder;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::{Gateway, eventually};
+use crate::support::recorder::Recorder;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 const ASK: &str = "/v1/completions";
 
-/// An address where an engine listens that has stopped to accept connections, and whose queue of them is full: whoever
-/// comes now is not even refused.
+/// An address where an engine listens that has stopped to accept connections, and whose queue of
+/// them is full: a new connection is not even refused.
 struct Clogged {
     address: SocketAddr,
     /// Asks the engine to stop, and gets its socket, which must stay open.
@@ -60,9 +60,10 @@ impl Clogged {
 }
 
 #[test]
-fn a_pod_that_takes_no_connections_is_left_after_the_connect_timeout() {
-    let engines = Served::start(&["--model", "m"]);
-    let (mut clogged, good) = (Clogged::start(), &engines.engines[0].http);
+fn a_pod_that_accepts_no_connections_is_abandoned_after_the_connect_timeout() {
+    let engines = Engines::start(&["--model", "m"]);
+    let mut clogged = Clogged::start();
+    let good = &engines.engines[0].http;
     let text = format!(
         "pods: [{{url: \"http://{}\"}}, {{url: \"http://{good}\"}}]\ntimeouts: {{connect: 400ms}}\n\
          profiles:\n  even: {{filter: [healthy, model], pick: round_robin}}\n",
@@ -88,7 +89,7 @@ fn a_pod_that_takes_no_connections_is_left_after_the_connect_timeout() {
 
 #[test]
 fn an_answer_without_end_is_ended_after_the_total_timeout_and_frees_the_engine() {
-    let engines = Served::start_at("1", &["--model", "m"]);
+    let engines = Engines::start_at("1", &["--model", "m"]);
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\ntimeouts: {{total: 1s}}\n",
         engines.engines[0].http

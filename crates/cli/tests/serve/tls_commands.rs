@@ -1,7 +1,7 @@
 //! The commands that call a gateway, over TLS.
 
-use crate::gateway::Gateway;
-use crate::served::Served;
+use crate::support::engines::Engines;
+use crate::support::gateway::Gateway;
 use crate::tls::{authority, signed, workshop};
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,15 @@ fn command(folder: &Path, arguments: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
-    let (ours, foreign) = (authority("ours"), authority("foreign"));
+fn commands_call_gateways_with_a_valid_certificate_and_send_theirs() {
+    let ours = authority("ours");
+    let foreign = authority("foreign");
     let folder = workshop("commands", &ours);
     signed(&ours, "127.0.0.1", 2100).write(&folder, "server");
     signed(&ours, "operator", 2100).write(&folder, "operator");
     fs::write(folder.join("foreign.pem"), foreign.pem()).unwrap();
     fs::write(folder.join("lines.jsonl"), "{\"prompt\": \"a\", \"max_tokens\": 1}\n").unwrap();
-    let engines = Served::start(&["--model", "m"]);
+    let engines = Engines::start(&["--model", "m"]);
     let tls = "tls: {certificate: server.pem, key: server.key, client_ca: ca.pem}";
     let text = format!(
         "listen:\n  client: {{address: \"127.0.0.1:0\", {tls}}}\n  admin: {{address: \"127.0.0.1:0\", {tls}}}\n\
@@ -47,8 +48,8 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
     );
     let client = format!("https://{}", gateway.address);
     let admin = format!("https://{}", gateway.admin.as_ref().unwrap());
-    let (list, top) =
-        (["batch", "list", "--gateway", &client], ["top", "--once", "--admin", &admin]);
+    let list = ["batch", "list", "--gateway", &client];
+    let top = ["top", "--once", "--admin", &admin];
     let run = ["run", "lines.jsonl", "-o", "out.jsonl", "--resume", "--pod", &client];
     let record = ["trace", "record", "trace.jsonl", "--for", "1s", "--admin", &admin];
     let shown = ["--certificate", "operator.pem", "--key", "operator.key"];
@@ -59,7 +60,7 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
         let untrusted = with(&[&["--ca", "foreign.pem"], &shown]);
         assert!(!untrusted.0 && untrusted.1.contains("UnknownIssuer"), "{called:?}: {untrusted:?}");
         let unknown = with(&[]);
-        assert!(!unknown.0 && unknown.1.contains("say with --ca FILE"), "{called:?}: {unknown:?}");
+        assert!(!unknown.0 && unknown.1.contains("with --ca FILE"), "{called:?}: {unknown:?}");
         let unshown = with(&[&["--ca", "ca.pem"]]);
         assert!(!unshown.0 && unshown.1.contains("CertificateRequired"), "{called:?}: {unshown:?}");
     }
@@ -95,8 +96,8 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
     let engine = format!("https://{}", engines.engines[0].http);
     let called = ["batch", "list", "--gateway", &engine, "--ca", "ca.pem"];
     let (is_done, said) = command(&folder, &called);
-    assert!(!is_done && said.contains("if it speaks without, write http://"), "{said}");
+    assert!(!is_done && said.contains("if it does not use TLS, write http://"), "{said}");
     let plain = format!("http://{}", gateway.address);
     let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &plain]);
-    assert!(!is_done && said.contains("if it speaks TLS, write https://"), "{said}");
+    assert!(!is_done && said.contains("if it uses TLS, write https://"), "{said}");
 }

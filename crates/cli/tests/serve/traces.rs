@@ -1,8 +1,8 @@
 //! Traces: the client's context goes on to the pod, and spans go to a collector.
 
-use crate::gateway::{Gateway, eventually};
-use crate::recorder::Recorder;
-use crate::served::Exchange;
+use crate::support::engines::Exchange;
+use crate::support::gateway::{Gateway, eventually};
+use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -28,7 +28,8 @@ fn without_a_collector_the_clients_trace_context_goes_on_untouched() {
 
 #[test]
 fn a_collector_gets_a_span_for_the_request_and_below_it_for_everything_that_was_done() {
-    let (pod, collector) = (Recorder::start(), Recorder::start());
+    let pod = Recorder::start();
+    let collector = Recorder::start();
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\ntelemetry: {{otlp: \"http://{}\", share: 0}}\n",
         pod.address, collector.address
@@ -59,7 +60,8 @@ fn a_collector_gets_a_span_for_the_request_and_below_it_for_everything_that_was_
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     for span in &spans[1..] {
         assert_eq!(span["parentSpanId"], root["spanId"]);
-        let (start, end) = (time(span, "startTimeUnixNano"), time(span, "endTimeUnixNano"));
+        let start = time(span, "startTimeUnixNano");
+        let end = time(span, "endTimeUnixNano");
         assert!(start <= end && start >= time(root, "startTimeUnixNano"), "{span}");
     }
     assert!(now.as_nanos().abs_diff(time(root, "endTimeUnixNano")) < 60_000_000_000);
@@ -75,8 +77,9 @@ fn a_collector_gets_a_span_for_the_request_and_below_it_for_everything_that_was_
 }
 
 #[test]
-fn what_waits_for_the_collector_is_sent_before_the_process_ends() {
-    let (pod, collector) = (Recorder::start(), Recorder::start());
+fn queued_spans_are_exported_before_the_process_ends() {
+    let pod = Recorder::start();
+    let collector = Recorder::start();
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\ntelemetry: {{otlp: \"http://{}\", share: 1}}\ndrain: {{lame_duck: 0s}}\n",
         pod.address, collector.address
@@ -90,7 +93,8 @@ fn what_waits_for_the_collector_is_sent_before_the_process_ends() {
 
 #[test]
 fn a_malformed_trace_context_does_not_go_on_and_a_trace_of_our_own_begins() {
-    let (pod, collector) = (Recorder::start(), Recorder::start());
+    let pod = Recorder::start();
+    let collector = Recorder::start();
     let text = format!(
         "pods: [{{url: \"http://{}\"}}]\ntelemetry: {{otlp: \"http://{}\", share: 1}}\n",
         pod.address, collector.address

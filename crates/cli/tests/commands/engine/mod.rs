@@ -1,0 +1,4 @@
+//! `wornpath engine`, run as a user runs it.
+
+mod answers;
+mod events;

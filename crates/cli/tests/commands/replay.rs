@@ -1,0 +1,135 @@
+//! `wornpath replay`, run as a user runs it.
+
+use serde_json::Value;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Forty prompts of eight blocks; of each four in a row, the first six blocks are the same.
+fn trace() -> String {
+    let mut text = String::new();
+    for number in 0..40_u64 {
+        let ids: Vec<u64> =
+            (0..8)
+                .map(|block| {
+                    if block < 6 {
+                        100 * (number / 4) + block
+                    } else {
+                        100_000 + 10 * number + block
+                    }
+                })
+                .collect();
+        let time = 400 * number;
+        writeln!(
+            text,
+            "{{\"timestamp\": {time}, \"input_length\": 4000, \"output_length\": 20, \"hash_ids\": {ids:?}}}"
+        )
+        .unwrap();
+    }
+    text
+}
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn replay(arguments: &[&str]) -> Output {
+    let profiles = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
+    Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .current_dir(profiles)
+        .arg("replay")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn profiles_are_compared_on_the_same_traffic() {
+    let trace = file("compared.jsonl", &trace());
+    let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("compared.json");
+    let html = json.with_extension("html");
+    let arguments =
+        [trace.to_str().unwrap(), "--profile", "round-robin.yaml", "--profile", "cache-aware.yaml"];
+    let more =
+        ["--pods", "4", "--seeds", "2", "--events-delay", "10ms", "--json", json.to_str().unwrap()];
+    let page = ["--html", html.to_str().unwrap()];
+    let output = replay(&[&arguments[..], &more, &page].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("round-robin") && table.contains("cache-aware"), "{table}");
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(page.contains("cache-aware") && page.contains("<svg"), "{page}");
+    let rates = |profile: usize| {
+        let runs = figures["profiles"][profile]["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 2);
+        assert!(runs.iter().all(|run| run["requests"] == 40 && run["failures"] == 0), "{runs:?}");
+        runs.iter().map(|run| run["hit_rate"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    assert!(rates(0).iter().all(|rate| *rate < 0.1), "in turn, nothing is found: {:?}", rates(0));
+    assert!(
+        rates(1).iter().all(|rate| *rate > 0.5),
+        "three of four find six of eight: {:?}",
+        rates(1)
+    );
+}
+
+#[test]
+fn invalid_lines_profiles_and_options_are_reported() {
+    let good = file("good.jsonl", &trace());
+    let bad = file("bad.jsonl", &format!("{}oops\n", trace()));
+    let refusal = |trace: &PathBuf, arguments: &[&str]| {
+        let output = replay(&[&[trace.to_str().unwrap()], arguments].concat());
+        assert!(!output.status.success());
+        text(&output.stderr).to_owned()
+    };
+    let profile = ["--profile", "least-load.yaml"];
+    let error = refusal(&bad, &profile);
+    assert!(error.contains("bad.jsonl: 1 of its lines") && error.contains("line 41"), "{error}");
+    let error = refusal(&good, &["--profile", "none.yaml"]);
+    assert!(error.contains("cannot read none.yaml"), "{error}");
+    assert!(refusal(&good, &[]).contains("--profile"));
+    let error = refusal(&good, &[&profile[..], &["--events-delay", "5"]].concat());
+    assert!(error.contains("write 100ms or 1.5s"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--speed", "0"]].concat());
+    assert!(error.contains("from 0.001"), "{error}");
+    let kept = std::fs::read(&good).unwrap();
+    let path = good.to_str().unwrap();
+    for option in ["--json", "--html"] {
+        let error = refusal(&good, &[&profile[..], &[option, path]].concat());
+        assert!(error.contains("would overwrite an input"), "{error}");
+        assert_eq!(std::fs::read(&good).unwrap(), kept);
+    }
+    let error = refusal(&good, &[&profile[..], &["--json", "x.out", "--html", "./x.out"]].concat());
+    assert!(error.contains("both ./x.out"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--kv-tokens", "0"]].concat());
+    assert!(error.contains("give 1 or more"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--block-size", "18446744073709551615"]].concat());
+    assert!(error.contains("from 1 to 65536"), "{error}");
+    let packed = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("packed.jsonl");
+    std::fs::write(&packed, [0x1f, 0x8b, 8, 0]).unwrap();
+    assert!(refusal(&packed, &profile).contains("is a gzip file; unpack it"));
+    let wrong = file("wrong.yaml", "score: [no_such_plugin]\npick: max_score\n");
+    let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
+    assert!(error.contains("no_such_plugin"), "{error}");
+}
+
+#[test]
+fn profiles_that_do_not_check_end_with_78_before_anything_runs_and_all_are_listed() {
+    let trace = file("unused.jsonl", &trace());
+    let wrong = file("wrong-again.yaml", "score: [no_such_plugin]\npick: {}\n");
+    let all = ["least-load.yaml", wrong.to_str().unwrap(), "prefill-decode.yaml"];
+    let profiles = all.map(|profile| ["--profile", profile]).concat();
+    let output = replay(&[&[trace.to_str().unwrap()], &profiles[..]].concat());
+    assert_eq!(output.status.code(), Some(78));
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    let error = text(&output.stderr);
+    assert!(error.contains("wrong-again.yaml: 2 problems"), "{error}");
+    assert!(error.contains("step `decode` needs the role `decode`, which no pod has"), "{error}");
+}
