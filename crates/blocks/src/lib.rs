@@ -15,7 +15,6 @@ mod hasher;
 mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
-pub mod vllm;
 #[cfg(feature = "text")]
 mod yield_hook;
 

@@ -39,6 +39,7 @@ mod profile;
 pub mod replay;
 mod request;
 pub mod serve;
+pub mod vllm_hash;
 
 pub use cost::{Cascade, StepCost, StepLoad};
 pub use engine::{EngineAdmission, EngineLoad, EngineSettings, SimEngine, TokenReports};

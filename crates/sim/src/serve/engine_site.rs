@@ -7,12 +7,12 @@ use super::options::{Addresses, EngineOptions};
 use super::response::Crash;
 use super::text::TextModel;
 use crate::request::RequestId;
+use crate::vllm_hash::{ExtraKey, ExtraKeys, VllmHasher};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, watch};
-use wornpath_blocks::vllm::{ExtraKey, ExtraKeys, VllmHasher};
 use wornpath_index::EngineHash;
 
 /// One incarnation of an engine, seen from its port.

@@ -4,10 +4,10 @@ use super::faults::Faults;
 use super::text::TextError;
 use crate::engine::{EngineSettings, TokenReports};
 use crate::profile::EngineProfile;
+use crate::vllm_hash::{DEFAULT_SEED, VllmAlgorithm};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use wornpath_blocks::vllm::{DEFAULT_SEED, VllmAlgorithm};
 
 /// One engine behind a port.
 #[derive(Clone, Debug)]

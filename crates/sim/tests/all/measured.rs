@@ -1,5 +1,4 @@
 //! The profiles fitted to measurements, held to those measurements.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use serde_json::Value;
 use wornpath_sim::{EngineProfile, StepLoad};
@@ -33,7 +32,7 @@ fn decode(sequences: f64, context: f64, shared: f64) -> StepLoad {
 
 #[test]
 fn fitted_profiles_are_within_4_percent_of_half_and_17_percent_of_all_measurements() {
-    let json = include_str!("../engines/h200-measured.json");
+    let json = include_str!("../../engines/h200-measured.json");
     let measured: Value = serde_json::from_str(json).unwrap();
     for (model, name) in
         [("llama3-8b", "8b-h200-measured"), ("qwen3-32b-shape", "32b-h200-measured")]

@@ -1,4 +1,4 @@
-//! vLLM's own block hashes, for event sources that send hashes without tokens.
+//! vLLM's own block hashes, so that a simulated engine publishes the hashes that vLLM would.
 //!
 //! `h[i] = F((h[i-1], tokens, extra keys))` and `h[-1] = F(seed)`, where F serializes a Python value
 //! (pickle protocol 5 or canonical CBOR) and hashes the bytes (SHA-256 or XXH3-128). The seed is

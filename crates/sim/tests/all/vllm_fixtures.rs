@@ -1,10 +1,9 @@
 //! Every block that a real vLLM 0.32 announced with its tokens has the hash we compute for it.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::{collections::HashMap, fs, num::NonZeroUsize, path::PathBuf};
 
 use rmpv::Value;
-use wornpath_blocks::vllm::{
+use wornpath_sim::vllm_hash::{
     DEFAULT_SEED, ExtraKey, ExtraKeys, VllmAlgorithm, VllmHash, VllmHasher,
 };
 
