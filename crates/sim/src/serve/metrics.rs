@@ -51,7 +51,7 @@ pub(super) fn page(identity: &EngineIdentity<'_>, report: &DriverReport) -> Stri
     page.one("gauge", "vllm:num_requests_running", load.running as f64);
     page.one("gauge", "vllm:num_requests_waiting", load.waiting as f64);
     page.one("gauge", "vllm:kv_cache_usage_perc", usage);
-    page.one("counter", "vllm:prefix_cache_queries_total", load.asked_tokens as f64);
+    page.one("counter", "vllm:prefix_cache_queries_total", load.prompt_tokens as f64);
     page.one("counter", "vllm:prefix_cache_hits_total", load.hit_tokens as f64);
     page.one("counter", "vllm:num_preemptions_total", load.preemptions as f64);
     page.one("counter", "vllm:prompt_tokens_total", counters.prompt_tokens as f64);
