@@ -64,9 +64,9 @@ impl Disturbance {
             Self::SlowPods => fleet.slow = slow(fleet.pods / 4),
             Self::KnownSlowPods => {
                 fleet.slow = slow(fleet.pods / 4);
-                fleet.told_slow.clone_from(&fleet.slow);
+                fleet.known_slow.clone_from(&fleet.slow);
             }
-            Self::PodLeaves => fleet.leaves = Some((0, last_arrival(traffic) / 2)),
+            Self::PodLeaves => fleet.drained = Some((0, last_arrival(traffic) / 2)),
             Self::WrongProfile => fleet.slow = slow(fleet.pods),
             Self::TwoRouters => fleet.routers = 2,
         }
