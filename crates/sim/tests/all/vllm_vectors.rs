@@ -1,4 +1,4 @@
-//! vLLM block hashes equal python's own pickle and CBOR, hashed, in every shape a block can take.
+//! vLLM block hashes equal the hashes of Python's own pickle and CBOR, for every kind of block.
 
 use serde_json::Value;
 use wornpath_sim::vllm_hash::{ExtraKey, VllmAlgorithm, VllmHasher};
@@ -11,7 +11,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
 }
 
-/// The vectors' way to write a key; see `../golden/vllm_vectors.py`. Leaks, as tests may.
+/// Parses a key in the format of `../golden/vllm_vectors.py`. Leaks its strings.
 fn key(value: &Value) -> ExtraKey<'static> {
     match value {
         Value::String(text) => ExtraKey::Text(text.clone().leak()),
@@ -32,7 +32,8 @@ fn key(value: &Value) -> ExtraKey<'static> {
 fn blocks_and_seeds_hash_as_python_does() {
     let vectors: Vec<Value> =
         serde_json::from_str(include_str!("../golden/vllm_vectors.json")).unwrap();
-    let (mut seeds, mut blocks) = (0, 0);
+    let mut seeds = 0;
+    let mut blocks = 0;
     for vector in &vectors {
         let name = vector["algorithm"].as_str().unwrap();
         let algorithm: VllmAlgorithm = name.parse().unwrap();
