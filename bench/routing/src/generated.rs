@@ -1,72 +1,77 @@
-//! Traffic of our own making, so that the benchmark runs without any files, and so that a policy can be judged on
-//! other traffic than the recorded: conversations, questions about documents, agents, single prompts of
-//! very different lengths, and more contexts than a small cache holds.
+//! Generated traffic, so that the benchmark runs without files, and so that a policy can be judged
+//! on other traffic than the recorded: conversations, questions about documents, agents, single
+//! prompts of very different lengths, and more contexts than a small cache holds.
 
 use crate::case::{BLOCK, Case};
 use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
-/// A kind of traffic: its name, engine, pods, speed, and how its requests are made.
-type Kind = (&'static str, &'static str, usize, f64, fn(&mut Made));
+/// A kind of traffic on 8 pods at its own speed.
+struct Kind {
+    name: &'static str,
+    engine: &'static str,
+    fill: fn(&mut Generator),
+}
 
 const KINDS: [Kind; 6] = [
-    ("made_chat", "8b-h200", 8, 1.0, chat),
-    ("made_documents", "8b-h200", 8, 1.0, documents),
-    ("made_agents", "8b-h200", 8, 1.0, agents),
-    ("made_lengths", "8b-h200", 8, 1.0, lengths),
-    ("made_mixture", "70b-h100x4", 8, 1.0, mixture),
-    ("made_contexts", "32b-h100x2", 8, 1.0, contexts),
+    Kind { name: "made_chat", engine: "8b-h200", fill: chat },
+    Kind { name: "made_documents", engine: "8b-h200", fill: documents },
+    Kind { name: "made_agents", engine: "8b-h200", fill: agents },
+    Kind { name: "made_lengths", engine: "8b-h200", fill: lengths },
+    Kind { name: "made_mixture", engine: "70b-h100x4", fill: mixture },
+    Kind { name: "made_contexts", engine: "32b-h100x2", fill: contexts },
 ];
 
-/// Every kind, each with its fleet.
+/// Every kind of traffic, each with its fleet.
 pub(crate) fn cases() -> Vec<(Case, Trace)> {
-    let case = |(at, (name, engine, pods, speed, fill)): (usize, &Kind)| {
-        let mut made = Made { rng: Rng::new(at as u64 + 1), turns: Vec::new(), names: 0 };
-        fill(&mut made);
+    let case = |(at, kind): (usize, &Kind)| {
+        let mut generator =
+            Generator { rng: Rng::new(at as u64 + 1), turns: Vec::new(), next_block: 0 };
+        (kind.fill)(&mut generator);
         let case = Case {
-            file: (*name).to_owned(),
-            engine: (*engine).to_owned(),
-            pods: *pods,
-            speed: *speed,
+            file: kind.name.to_owned(),
+            engine: kind.engine.to_owned(),
+            pods: 8,
+            speed: 1.0,
             copies: 1,
             seeds: 3,
         };
-        (case, Trace { block_size: BLOCK, turns: made.turns })
+        (case, Trace { block_size: BLOCK, turns: generator.turns })
     };
     KINDS.iter().enumerate().map(case).collect()
 }
 
-/// Requests under way.
-struct Made {
+/// The requests generated so far.
+struct Generator {
     rng: Rng,
     turns: Vec<TraceTurn>,
-    /// Names of blocks given so far.
-    names: u64,
+    /// The next unused block id.
+    next_block: u64,
 }
 
-impl Made {
-    /// A time with this mean, as between arrivals that know nothing of each other.
-    fn wait(&mut self, mean: f64) -> f64 {
+impl Generator {
+    /// An exponentially distributed time, as between independent arrivals.
+    fn interarrival(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.rng.unit()).ln()
     }
 
-    /// A count around `median`, a few times more or less.
-    fn around(&mut self, median: f64, spread: f64) -> usize {
+    /// A log-normally distributed count.
+    fn log_normal(&mut self, median: f64, spread: f64) -> usize {
         // The sum of twelve uniform numbers is normal, near enough.
         let normal = (0..12).map(|_| self.rng.unit()).sum::<f64>() - 6.0;
         (median * (spread * normal).exp()).round().max(1.0) as usize
     }
 
-    /// So many blocks that nobody else has.
-    fn fresh(&mut self, blocks: usize) -> Vec<u64> {
-        let from = self.names;
-        self.names += blocks as u64;
-        (from..self.names).collect()
+    /// Blocks that no other request has.
+    fn new_blocks(&mut self, blocks: usize) -> Vec<u64> {
+        let from = self.next_block;
+        self.next_block += blocks as u64;
+        (from..self.next_block).collect()
     }
 
     /// One of `count`, the first most often: Zipf's law.
-    fn popular(&mut self, count: usize) -> usize {
+    fn zipf(&mut self, count: usize) -> usize {
         let harmonic = (1..=count).map(|rank| 1.0 / rank as f64).sum::<f64>();
         let mut left = self.rng.unit() * harmonic;
         for rank in 1..count {
@@ -78,7 +83,7 @@ impl Made {
         count - 1
     }
 
-    fn ask(
+    fn add_request(
         &mut self,
         start: TraceStart,
         blocks: &[u64],
@@ -92,107 +97,132 @@ impl Made {
     }
 
     /// A session that begins with `context` and adds about `added` blocks a turn.
-    fn talk(&mut self, at: f64, mut context: Vec<u64>, turns: usize, plan: &Talk) {
+    fn add_session(&mut self, at: f64, mut context: Vec<u64>, turns: usize, shape: &SessionShape) {
         let session = Some(self.turns.len());
         for turn in 0..turns {
-            let more = self.around(plan.added, 0.8);
-            context.extend(self.fresh(more));
+            let more = self.log_normal(shape.added, 0.8);
+            context.extend(self.new_blocks(more));
             let start = match turn {
                 0 => TraceStart::At(Duration::from_secs_f64(at)),
                 _ => {
-                    let delay = Duration::from_secs_f64(self.wait(plan.think));
+                    let delay = Duration::from_secs_f64(self.interarrival(shape.think));
                     TraceStart::After { turn: self.turns.len() - 1, delay }
                 }
             };
-            let output = self.around(plan.output, 0.7);
-            self.ask(start, &context, output, session);
+            let output = self.log_normal(shape.output, 0.7);
+            self.add_request(start, &context, output, session);
         }
     }
 }
 
-/// How a session goes on: blocks added a turn, tokens of an answer, seconds of thought.
-struct Talk {
+/// The turns of a session.
+struct SessionShape {
+    /// Blocks added a turn.
     added: f64,
+    /// Tokens of an output.
     output: f64,
+    /// Seconds of think time.
     think: f64,
 }
 
 /// Conversations under a few system prompts.
-fn chat(made: &mut Made) {
-    let systems: Vec<_> = (0..5).map(|_| made.fresh(4)).collect();
+fn chat(generator: &mut Generator) {
+    let systems: Vec<_> = (0..5).map(|_| generator.new_blocks(4)).collect();
     let mut at = 0.0;
     for _ in 0..900 {
-        at += made.wait(0.35);
-        let (system, turns) = (systems[made.popular(5)].clone(), made.around(4.0, 0.7));
-        made.talk(at, system, turns, &Talk { added: 4.0, output: 250.0, think: 15.0 });
+        at += generator.interarrival(0.35);
+        let system = systems[generator.zipf(5)].clone();
+        let turns = generator.log_normal(4.0, 0.7);
+        generator.add_session(
+            at,
+            system,
+            turns,
+            &SessionShape { added: 4.0, output: 250.0, think: 15.0 },
+        );
     }
 }
 
-/// Single questions about documents, some of them much asked.
-fn documents(made: &mut Made) {
-    let system = made.fresh(2);
+/// Single questions about documents, some of them far more popular than others.
+fn documents(generator: &mut Generator) {
+    let system = generator.new_blocks(2);
     let texts: Vec<_> = (0..400)
         .map(|_| {
-            let blocks = made.around(20.0, 0.8);
-            [system.clone(), made.fresh(blocks)].concat()
+            let blocks = generator.log_normal(20.0, 0.8);
+            [system.clone(), generator.new_blocks(blocks)].concat()
         })
         .collect();
     let mut at = 0.0;
     for _ in 0..6000 {
-        at += made.wait(0.028);
-        let prompt = [texts[made.popular(400)].clone(), made.fresh(1)].concat();
-        let output = made.around(150.0, 0.6);
-        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
+        at += generator.interarrival(0.028);
+        let prompt = [texts[generator.zipf(400)].clone(), generator.new_blocks(1)].concat();
+        let output = generator.log_normal(150.0, 0.6);
+        generator.add_request(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
     }
 }
 
 /// Agents whose contexts grow long, with short pauses for tools.
-fn agents(made: &mut Made) {
-    let system = made.fresh(24);
+fn agents(generator: &mut Generator) {
+    let system = generator.new_blocks(24);
     let mut at = 0.0;
     for _ in 0..160 {
-        at += made.wait(2.2);
-        let turns = made.around(30.0, 0.4);
-        made.talk(at, system.clone(), turns, &Talk { added: 4.0, output: 150.0, think: 4.0 });
+        at += generator.interarrival(2.2);
+        let turns = generator.log_normal(30.0, 0.4);
+        generator.add_session(
+            at,
+            system.clone(),
+            turns,
+            &SessionShape { added: 4.0, output: 150.0, think: 4.0 },
+        );
     }
 }
 
 /// Prompts that share nothing and are of very different lengths.
-fn lengths(made: &mut Made) {
+fn lengths(generator: &mut Generator) {
     let mut at = 0.0;
     for _ in 0..5000 {
-        at += made.wait(0.05);
-        let length = made.around(10.0, 1.2).min(250);
-        let prompt = made.fresh(length);
-        let output = made.around(200.0, 0.8);
-        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
+        at += generator.interarrival(0.05);
+        let length = generator.log_normal(10.0, 1.2).min(250);
+        let prompt = generator.new_blocks(length);
+        let output = generator.log_normal(200.0, 0.8);
+        generator.add_request(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
     }
 }
 
 /// Conversations among single prompts, on slow engines.
-fn mixture(made: &mut Made) {
-    let system = made.fresh(3);
-    let (mut at, mut single) = (0.0, 0.0);
+fn mixture(generator: &mut Generator) {
+    let system = generator.new_blocks(3);
+    let mut at = 0.0;
+    let mut single = 0.0;
     for _ in 0..300 {
-        at += made.wait(2.5);
-        let turns = made.around(5.0, 0.5);
-        made.talk(at, system.clone(), turns, &Talk { added: 3.0, output: 200.0, think: 20.0 });
+        at += generator.interarrival(2.5);
+        let turns = generator.log_normal(5.0, 0.5);
+        generator.add_session(
+            at,
+            system.clone(),
+            turns,
+            &SessionShape { added: 3.0, output: 200.0, think: 20.0 },
+        );
         while single < at {
-            single += made.wait(0.8);
-            let length = made.around(6.0, 1.0).min(120);
-            let prompt = [system.clone(), made.fresh(length)].concat();
-            made.ask(TraceStart::At(Duration::from_secs_f64(single)), &prompt, 200, None);
+            single += generator.interarrival(0.8);
+            let length = generator.log_normal(6.0, 1.0).min(120);
+            let prompt = [system.clone(), generator.new_blocks(length)].concat();
+            generator.add_request(
+                TraceStart::At(Duration::from_secs_f64(single)),
+                &prompt,
+                200,
+                None,
+            );
         }
     }
 }
 
-/// More long contexts than the caches hold with room to spare, each asked about again and again.
-fn contexts(made: &mut Made) {
-    let texts: Vec<_> = (0..120).map(|_| made.fresh(12)).collect();
+/// Slightly more long contexts than the caches hold, each used again and again.
+fn contexts(generator: &mut Generator) {
+    let texts: Vec<_> = (0..120).map(|_| generator.new_blocks(12)).collect();
     let mut at = 0.0;
     for _ in 0..5000 {
-        at += made.wait(0.16);
-        let prompt = [texts[made.rng.below(120)].clone(), made.fresh(2)].concat();
-        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, 600, None);
+        at += generator.interarrival(0.16);
+        let prompt = [texts[generator.rng.below(120)].clone(), generator.new_blocks(2)].concat();
+        generator.add_request(TraceStart::At(Duration::from_secs_f64(at)), &prompt, 600, None);
     }
 }
