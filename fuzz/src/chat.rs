@@ -3,7 +3,7 @@
 use serde_json::json;
 use wornpath_blocks::chat::{ChatTemplate, Conversation, TokenizerConfig};
 
-/// A `tokenizer_config.json`: read or refused, and the template in it renders or fails with words.
+/// A `tokenizer_config.json`: parsed or refused, and its template renders or returns an error.
 pub fn tokenizer_config(bytes: &[u8]) {
     let Ok(config) = TokenizerConfig::from_json("fuzzed", bytes) else { return };
     if let Ok(template) = ChatTemplate::from_config(&config) {
@@ -18,7 +18,8 @@ pub fn chat_template(bytes: &[u8]) {
     let read = || ChatTemplate::from_jinja("fuzzed", &source, &config);
     let Ok(template) = read() else { return };
     render(&template);
-    // A template that knows the shape of a conversation renders as one that does not, also what its own texts say.
+    // A template with a cached skeleton renders as one without, also for texts of the template
+    // itself.
     for text in source.split(['\'', '"']).take(6) {
         let [question, answer] = [text.to_owned(), format!("{text}a")];
         let messages = [
@@ -33,8 +34,8 @@ pub fn chat_template(bytes: &[u8]) {
 
 /// A conversation with every kind of message that templates distinguish.
 fn render(template: &ChatTemplate) {
-    // The library of templates panics on some, which is caught and told. libFuzzer would end at the panic itself;
-    // without its hook it ends at those that nobody caught.
+    // The template library panics on some templates, which is caught and reported. libFuzzer would
+    // stop at the panic itself; without its hook it stops only at uncaught panics.
     #[cfg(fuzzing)]
     drop(std::panic::take_hook());
     let messages = [

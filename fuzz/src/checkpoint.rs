@@ -1,10 +1,11 @@
-//! What a router finds on its disk: a whole checkpoint, or what is in a frame of one.
+//! A router's checkpoint on disk: a whole file, or the body of one frame.
 
 use wornpath_events::checkpoint::{PodCheckpoint, decode, encode};
 use wornpath_index::{Index, IndexLimits};
 
-/// The first byte says whether a file follows, or the body of a frame, which no checksum guards here. What can be read
-/// is written again as it was, and entered into an index whole or not at all.
+/// The first byte chooses between a file and the body of a frame, which has no checksum here. A
+/// record that decodes is equal after encoding it again, and is restored into an index whole or not
+/// at all.
 pub fn checkpoint(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let records = match kind % 2 {

@@ -1,8 +1,8 @@
-//! Bytes as prompts that come to one engine whose cache is full: each evicts others, and no operation of
-//! the index may take more steps as the cache ages.
+//! Bytes as prompts to one engine whose cache is full: each evicts others, and no operation of the
+//! index may take more steps as the cache ages.
 //!
-//! The first two bytes are the cache's size in blocks. Each further byte stands for a few prompts of one
-//! length, and says whether the oldest prompt makes room for them or one that is neither old nor new.
+//! The first two bytes are the cache's size in blocks. Each further byte stands for a few prompts
+//! of one length, and chooses whether they evict the oldest prompt or one of middle age.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,11 @@ use wornpath_index::{
     PodId, StoredBlocks, Tier, within_steps,
 };
 
-/// Prompts that each byte stands for, and bytes that count: more would only make runs slower.
+/// Prompts that each byte stands for.
 const PROMPTS_PER_BYTE: usize = 4;
-const MOST_BYTES: usize = 96;
-const MOST_BLOCKS: usize = 4096;
+/// Bytes that are used: more would only make runs slower.
+const MAX_BYTES: usize = 96;
+const MAX_BLOCKS: usize = 4096;
 /// Steps that a block may take, stored or removed.
 const STEPS_PER_BLOCK: u64 = 300;
 /// Steps that a growing table takes for each of its blocks.
@@ -24,12 +25,12 @@ const STEPS_TO_GROW: u64 = 8;
 struct Engine {
     size: usize,
     held: usize,
-    /// The names of each prompt's blocks.
+    /// The block hashes of each prompt.
     prompts: VecDeque<Vec<EngineHash>>,
     pod: PodId,
     writer: IndexWriter,
     sequence: u64,
-    named: u64,
+    hashes: u64,
 }
 
 impl Engine {
@@ -48,17 +49,17 @@ impl Engine {
         self.held -= names.len();
     }
 
-    fn name(&mut self) -> u64 {
-        self.named += 1;
-        self.named
+    fn next_hash(&mut self) -> u64 {
+        self.hashes += 1;
+        self.hashes
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             .rotate_left(29)
             .wrapping_mul(0xBF58_476D_1CE4_E5B9)
     }
 
-    /// Serves a new prompt; the chain of its blocks.
+    /// Serves a new prompt and returns the chain of its blocks.
     fn prompt(&mut self, blocks: usize) -> Vec<BlockHash> {
-        let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.name())).collect();
+        let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.next_hash())).collect();
         let contents: Vec<_> = names.iter().map(|name| ContentHash(!name.0)).collect();
         let root = BlockHash(7);
         let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
@@ -70,27 +71,27 @@ impl Engine {
     }
 }
 
-/// Serves the prompts that the bytes stand for.
+/// Serves the prompts that the bytes encode.
 pub fn full_cache(bytes: &[u8]) {
     let [first, second, prompts @ ..] = bytes else { return };
-    let size = 1 + usize::from(u16::from_le_bytes([*first, *second])) % MOST_BLOCKS;
+    let size = 1 + usize::from(u16::from_le_bytes([*first, *second])) % MAX_BLOCKS;
     let index = Index::new(IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() }, 7);
     let pod = index.add_pod().expect("the first of 64");
-    let (mut writer, mut reader) = (index.writer(), index.reader());
+    let mut writer = index.writer();
+    let mut reader = index.reader();
     writer.start_at(pod, 0).expect("it lives");
-    let prompts_held = VecDeque::new();
     let mut engine =
-        Engine { size, held: 0, prompts: prompts_held, pod, writer, sequence: 0, named: 0 };
-    for byte in prompts.iter().take(MOST_BYTES) {
+        Engine { size, held: 0, prompts: VecDeque::new(), pod, writer, sequence: 0, hashes: 0 };
+    for byte in prompts.iter().take(MAX_BYTES) {
         let blocks = (1 + usize::from(byte & 0x7f)).min(engine.size);
         for _ in 0..PROMPTS_PER_BYTE {
             while engine.held + blocks > engine.size {
                 engine.evict(if byte & 0x80 == 0 { 0 } else { engine.prompts.len() / 2 });
             }
             let chain = engine.prompt(blocks);
-            let mut answer = Depths::default();
-            reader.lookup(&chain, &mut answer);
-            assert_eq!(answer.depth(pod.slot()), blocks);
+            let mut depths = Depths::default();
+            reader.lookup(&chain, &mut depths);
+            assert_eq!(depths.depth(pod.slot()), blocks);
         }
         assert_eq!(index.pod_stats(pod).expect("it lives").blocks, engine.held);
     }

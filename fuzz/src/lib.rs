@@ -1,40 +1,39 @@
-//! What the fuzzer does with its bytes: one plain function per target.
+//! The fuzz targets: one plain function of bytes per target.
 //!
 //! libFuzzer drives them on nightly (`cargo +nightly fuzz run wire_batch`); on stable
 //! `tests/replay.rs` gives them the committed corpus and seeded mutations of it. A new target is a
 //! function here, its line in [`TARGETS`], a file in `fuzz_targets/` and a corpus.
 #![forbid(unsafe_code)]
 
-mod answers;
-mod carried;
 mod chat;
 mod checkpoint;
 mod client;
+mod config;
+mod engine_output;
 mod full_cache;
 mod index_ops;
 mod memory_disk;
 mod offline;
-mod pieces;
-mod settings;
-mod simulated;
+mod simulation;
+mod transports;
 mod wire;
 
-pub use answers::{answer_stream, engine_metrics};
-pub use carried::{event_sources, grpc_report, zmtp_stream};
 pub use chat::{chat_template, tokenizer_config};
 pub use checkpoint::checkpoint;
 pub use client::{client_body, form_data};
+pub use config::{configuration, described_fleet, profile};
+pub use engine_output::{answer_stream, engine_metrics};
 pub use full_cache::full_cache;
 pub use index_ops::index_ops;
 pub use offline::{batch_lines, prompts, result_log, store_journal};
-pub use settings::{configuration, described_fleet, profile};
-pub use simulated::{engine_profile, simulated_call, trace};
+pub use simulation::{engine_profile, simulated_call, trace};
+pub use transports::{event_sources, grpc_report, zmtp_stream};
 pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
 
-/// A name, which is also the corpus's folder, and what to do with the bytes.
+/// A name, which is also the folder of its corpus, and the function to fuzz.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     ("answer_stream", answer_stream),
     ("batch_lines", batch_lines),

@@ -1,4 +1,4 @@
-//! A disk in memory, so that what is read from files can be tried without any.
+//! A disk in memory, so that parsers of files can be fuzzed without any.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use wornpath_jobs::{Disk, StoredFile};
 
 type Content = Arc<Mutex<Vec<u8>>>;
 
-/// Files by their paths. Nobody else has it, and it never fails.
+/// Files by their paths. It has no other users, and no operation fails.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryDisk(Arc<Mutex<BTreeMap<PathBuf, Content>>>);
 
@@ -19,7 +19,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MemoryDisk {
-    /// With one more file.
+    /// Adds a file.
     pub(crate) fn with(self, path: &str, content: Vec<u8>) -> Self {
         lock(&self.0).insert(path.into(), Arc::new(Mutex::new(content)));
         self

@@ -1,5 +1,4 @@
-//! Offline work: lines of inputs, prompts that are looked at for what they could share, and the logs that say what
-//! was published.
+//! Offline work: batch input files, the prompt linter, and the logs of results and stores.
 
 use crate::memory_disk::MemoryDisk;
 use std::io::BufReader;
@@ -14,8 +13,8 @@ use wornpath_jobs::{
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, lint};
 
-/// The first byte says for what the lines are, and how they are read. Whatever is read in pieces is the same; where
-/// it says a line is, there is one; and a plan has every request once.
+/// The first byte chooses the form of the lines and the size of reads. Reading in pieces gives the
+/// same input; every span is a line; and a plan has every request once.
 pub fn batch_lines(bytes: &[u8]) {
     let Some((choice, input)) = bytes.split_first() else { return };
     let form = match choice % 5 {
@@ -26,12 +25,12 @@ pub fn batch_lines(bytes: &[u8]) {
     let rules = InputRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
     let size = NonZeroUsize::new(4).expect("four is not zero");
     let sketcher = PromptHasher::new(&HashKey::DEFAULT, size, None);
-    let slowly = BufReader::with_capacity(1 + usize::from(choice / 5), input);
-    let again = Input::read(slowly, &rules, &sketcher);
+    let in_pieces = BufReader::with_capacity(1 + usize::from(choice / 5), input);
+    let again = Input::read(in_pieces, &rules, &sketcher);
     match (Input::read(input, &rules, &sketcher), again) {
-        (Ok(intake), Ok(again)) => {
-            assert_eq!((&intake.spans, intake.mark), (&again.spans, again.mark));
-            check_intake(&intake, input, form);
+        (Ok(parsed), Ok(again)) => {
+            assert_eq!((&parsed.spans, parsed.mark), (&again.spans, again.mark));
+            check_input(&parsed, input, form);
         }
         (
             Err(InputError::Lines { count, first }),
@@ -44,26 +43,26 @@ pub fn batch_lines(bytes: &[u8]) {
     }
 }
 
-fn check_intake(intake: &Input, input: &[u8], form: LineForm) {
-    assert_eq!(intake.mark.bytes, input.len() as u64);
-    assert_eq!(intake.mark.lines as usize, intake.spans.len());
-    // A mark of the byte order at the very beginning is no part of the first line.
+fn check_input(parsed: &Input, input: &[u8], form: LineForm) {
+    assert_eq!(parsed.mark.bytes, input.len() as u64);
+    assert_eq!(parsed.mark.lines as usize, parsed.spans.len());
+    // A byte order mark is not part of the first line.
     let marked = input.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(input);
     let lines: Vec<_> = marked.split(|byte| *byte == b'\n').collect();
-    for span in &intake.spans {
+    for span in &parsed.spans {
         let text = &input[span.offset as usize..][..span.bytes as usize];
         assert_eq!(text, lines[span.number as usize - 1]);
-        BatchLine::parse(text, form).expect("it was taken once");
+        BatchLine::parse(text, form).expect("it was parsed once");
     }
     let speeds = Speeds::equal(2).expect("two pods");
-    let plan = Plan::new(&intake.queue, &speeds, &PlannerRates::flat(0.016, 0.06));
+    let plan = Plan::new(&parsed.queue, &speeds, &PlannerRates::flat(0.016, 0.06));
     let mut planned: Vec<_> = (0..2).flat_map(|pod| plan.jobs_of(pod)).collect();
     planned.sort_unstable_by_key(|job| job.0);
-    assert!(planned.into_iter().eq(intake.queue.jobs()), "each once");
+    assert!(planned.into_iter().eq(parsed.queue.jobs()), "each once");
     assert!(plan.planned_tokens() >= plan.least_tokens());
 }
 
-/// A line each is a prompt: what is found in them is there.
+/// Each line is a prompt: the linter's findings refer to prompts and bytes that exist.
 pub fn prompts(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let prompts: Vec<_> = text.split('\n').collect();
@@ -75,8 +74,9 @@ pub fn prompts(bytes: &[u8]) {
     }
 }
 
-/// The log of a result whose files consist of `{}`. The first byte says how many lines the input has, and whether
-/// frames follow as they are, or what is in them, a line each. What is opened can be opened again, and goes on.
+/// The log of a result whose files consist of `{}`. The first byte chooses the number of input
+/// lines, and whether raw frames follow, or one payload per line. A log that opens can be appended
+/// to and opened again.
 pub fn result_log(bytes: &[u8]) {
     let Some((choice, log)) = bytes.split_first() else { return };
     let input = InputMark { bytes: 7, hash: 7, lines: u32::from(choice / 2) };
@@ -96,17 +96,20 @@ pub fn result_log(bytes: &[u8]) {
     assert_eq!(ends, results.ends().iter().sum::<u64>());
     let pending = (0..input.lines).find(|line| !results.is_done(*line));
     if let Some(line) = pending {
-        let (usage, bytes) = (TokenUsage { input: 1, ..TokenUsage::default() }, b"{}".to_vec());
+        let usage = TokenUsage { input: 1, ..TokenUsage::default() };
+        let bytes = b"{}".to_vec();
         let record = LineRecord { line, kind: RecordKind::Error, bytes, usage };
         assert_eq!(results.publish(&[record.clone(), record]).ok(), Some(1));
     }
-    let (counts, usage, ends) = (results.counts(), results.usage(), results.ends());
+    let counts = results.counts();
+    let usage = results.usage();
+    let ends = results.ends();
     let again = Results::open(&disk, &paths, input).expect("what was written can be read");
     assert_eq!((again.counts(), again.usage(), again.ends()), (counts, usage, ends));
 }
 
-/// The journal of a store in a folder, given as [`result_log`] is. What is opened can be opened again, and knows the
-/// same.
+/// The journal of a store in a folder, encoded as for [`result_log`]. A journal that opens has the
+/// same content when it is opened again.
 pub fn store_journal(bytes: &[u8]) {
     let Some((choice, journal)) = bytes.split_first() else { return };
     let disk: Arc<MemoryDisk> =
@@ -124,7 +127,7 @@ pub fn store_journal(bytes: &[u8]) {
     let _ = again.sweep(1_000_000, 1_000);
 }
 
-/// Odd choices frame each line; what no checksum guards gets further.
+/// Odd choices put each line into a frame: a valid checksum lets the payload reach the parser.
 fn framed(bytes: &[u8], choice: u8) -> Vec<u8> {
     match choice % 2 {
         0 => bytes.to_vec(),

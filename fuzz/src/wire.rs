@@ -1,4 +1,4 @@
-//! Cache events: payloads, recordings of multipart messages, envelopes of brokers and pushed requests.
+//! Cache events: payloads, recordings of multipart messages, brokers' envelopes and HTTP push.
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
@@ -8,7 +8,7 @@ use wornpath_events::wire::{
 };
 use wornpath_events::{PushedMessage, SourceMessage, Translator};
 
-/// Every way in which a simulated engine may write.
+/// Every dialect in which engines encode batches.
 pub const DIALECTS: [WireDialect; 6] = {
     const fn dialect(layout: WireLayout, hashes: HashForm) -> WireDialect {
         WireDialect { layout, hashes }
@@ -23,8 +23,8 @@ pub const DIALECTS: [WireDialect; 6] = {
     ]
 };
 
-/// A payload: whatever decodes means the same after encoding it in any dialect, and translates or
-/// is refused.
+/// A payload: a batch that decodes is equal after encoding it in any dialect, and translates or is
+/// refused.
 pub fn wire_batch(payload: &[u8]) {
     let limits = WireLimits::default();
     let mut batch = WireBatch::default();
@@ -57,7 +57,7 @@ pub fn wire_frames(recording: &[u8]) {
     }
 }
 
-/// An entry of a broker: what parses is written again as it was meant.
+/// A broker's entry: an envelope that parses is equal after writing and parsing it again.
 pub fn envelope(entry: &[u8]) {
     let Ok(envelope) = Envelope::parse(entry) else { return };
     let mut written = Vec::new();

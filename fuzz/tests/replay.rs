@@ -1,6 +1,6 @@
 //! The fuzz targets on stable: the committed corpus, and seeded mutations of each of its files.
 //!
-//! `WORNPATH_FUZZ_MUTATIONS` sets how many mutations each file gets (400 unless told).
+//! `WORNPATH_FUZZ_MUTATIONS` sets how many mutations each file gets (default 400).
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use wornpath_fuzz::TARGETS;
 const SEED: u64 = 0x5EED_F022;
 
 #[test]
-fn the_corpus_and_its_mutations_break_nothing() {
+fn no_target_panics_on_the_corpus_or_its_mutations() {
     let mutations = std::env::var("WORNPATH_FUZZ_MUTATIONS")
         .map_or(400, |count| count.parse().expect("a number of mutations"));
     for (name, target) in TARGETS {
@@ -50,8 +50,8 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// One to eight damages: a byte set, a bit flipped, bytes dropped, added, cut off or spliced in from
-/// another file of the corpus.
+/// One to eight damages: a byte set, a bit flipped, bytes dropped, added, cut off or spliced in
+/// from another file of the corpus.
 fn mutate(seed: &[u8], other: &[u8], random: &mut u64) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=next(random) % 8 {

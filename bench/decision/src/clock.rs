@@ -5,13 +5,13 @@ use std::time::Duration;
 /// CPU time that the calling thread has used.
 pub(crate) fn cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for writing the result.
     let error = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(error, 0, "the kernel knows the CPU clocks of threads");
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// What reading the clock twice adds to a difference, in microseconds: the median of many.
+/// The cost of reading the clock, which is part of every difference, in microseconds: a median.
 pub(crate) fn overhead() -> f64 {
     let mut all: Vec<_> = (0..10_001)
         .map(|_| {

@@ -1,9 +1,9 @@
 //! Dynamo's selector as a library: `dynamo-kv-router` 1.6.1.
 //!
-//! Two lines. The first is its selector alone, called with everything it asks for already in place. The
-//! second also hashes the tokens, asks its index and brings the answer into the maps that the selector
-//! reads; the load maps, which its scheduler projects anew for each request, are left as they are, and
-//! so is booking the choice. Both are therefore less than a request costs there.
+//! Two rows. The first is its selector alone, with all inputs in place. The second also hashes the
+//! tokens, queries its index and fills the maps that the selector reads. The load maps, which its
+//! scheduler projects anew for each request, and the reservation are left out. Both rows are
+//! therefore less than a request costs there.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl WorkerConfigLike for Worker {
     }
 }
 
-/// How much of the way is taken.
+/// The part of the decision that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     SelectorAlone,

@@ -1,4 +1,4 @@
-//! How long a whole decision takes, from token ids to a plan; see `bench/README.md`.
+//! The CPU time of a whole decision, from token ids to a plan; see `bench/README.md`.
 
 mod clock;
 mod dynamo;
@@ -15,34 +15,34 @@ static ALLOCATOR: memory::Counting = memory::Counting;
 
 const USAGE: &str = "usage: [--quick] [--rounds N] [--raw] [--only NAME] [--pods N]";
 
-/// What is printed above the table.
+/// The text above the table.
 const LEGEND: &str = "\
 CPU µs of one decision on a tokenized prompt of 32 blocks: hashing, lookup, filters, scores, pick, plan.
 decide: median [quartiles], which the bar is for. speculate: telling the index afterwards what the chosen pod
 will hold, so that the next request follows this one. Then both together, and allocations of both.";
 
-/// Pods, and the most microseconds that a decision may take with that many.
+/// Numbers of pods, and the bar of a decision in microseconds for each.
 const SIZES: [(usize, f64); 3] = [(64, 5.0), (256, 15.0), (1024, 60.0)];
 
-/// One thing that is measured.
+/// An implementation that is measured.
 pub(crate) trait Contestant {
-    /// What the table calls it.
+    /// Its label in the table.
     fn name(&self) -> String;
 
-    /// Decides the request of that number.
+    /// Decides the request with this number.
     fn decide(&mut self, request: usize);
 
-    /// Whether the bars are meant for it.
+    /// Whether the bars apply to it.
     fn is_judged(&self) -> bool;
 
-    /// Tells the index what the decision means for it.
+    /// Inserts speculatively what the chosen pod will hold.
     fn settle(&mut self) {}
 
-    /// Called between samples, outside the clock.
+    /// Called between rounds, untimed.
     fn rest(&mut self) {}
 }
 
-/// What was measured of a contestant, in CPU microseconds, sorted.
+/// The measurements of a contestant, in CPU microseconds, sorted.
 struct Measured {
     name: String,
     decide: Vec<f64>,
@@ -57,7 +57,10 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let (mut rounds, mut raw, mut only, mut pods_only) = (200, false, None, None::<usize>);
+    let mut rounds = 200;
+    let mut raw = false;
+    let mut only = None;
+    let mut pods_only = None::<usize>;
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -80,7 +83,8 @@ fn main() -> ExitCode {
         workload::REQUESTS,
         overhead * 1e3
     );
-    let (mut all, mut missed) = (Vec::new(), 0);
+    let mut all = Vec::new();
+    let mut missed = 0;
     for (pods, bar) in SIZES {
         if pods_only.is_some_and(|only| only != pods) {
             continue;
@@ -116,7 +120,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// How a contestant did against a bar.
+/// The result of a contestant against a bar.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     NotJudged,
@@ -125,7 +129,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Whether `value`, which was measured of a contestant, is no more than it may be.
+    /// Compares a measured value with the bar `most`.
     fn of(it: &Measured, value: f64, most: f64) -> Self {
         if !it.judged {
             Self::NotJudged
@@ -147,7 +151,9 @@ impl Verdict {
 
 fn show(it: &Measured, bar: f64) -> Verdict {
     let at = |share| quantile(&it.decide, share);
-    let (lower, median, upper) = (at(0.25), at(0.5), at(0.75));
+    let lower = at(0.25);
+    let median = at(0.5);
+    let upper = at(0.75);
     let verdict = Verdict::of(it, median, bar);
     let spread = format!("[{lower:.2} {upper:.2}]");
     println!(
@@ -161,19 +167,21 @@ fn show(it: &Measured, bar: f64) -> Verdict {
     verdict
 }
 
-/// Shows how the cost grows with the pods; four times the pods must not cost more than four times as much.
-/// Returns how many do.
+/// Prints how the cost grows with the pods; four times the pods must cost at most four times as
+/// much. Returns the number of misses.
 fn growth(all: &[(usize, Vec<Measured>)]) -> usize {
     let mut missed = 0;
     for pair in all.windows(2) {
         let [(few, small), (many, large)] = pair else { continue };
         println!("from {few} to {many} pods, {} times as many", many / few);
         for (less, more) in small.iter().zip(large).filter(|(less, _)| less.judged) {
-            let (before, after) = (quantile(&less.both, 0.5), quantile(&more.both, 0.5));
+            let before = quantile(&less.both, 0.5);
+            let after = quantile(&more.both, 0.5);
             let times = after / before;
             let verdict = Verdict::of(less, times, (many / few) as f64);
             missed += usize::from(verdict == Verdict::Miss);
-            let (name, each) = (&less.name, (after - before) * 1e3 / (many - few) as f64);
+            let name = &less.name;
+            let each = (after - before) * 1e3 / (many - few) as f64;
             println!(
                 "  {name:<40} {times:>5.2} times the cost, {each:>5.1} ns a pod  {}",
                 verdict.word()
@@ -184,7 +192,7 @@ fn growth(all: &[(usize, Vec<Measured>)]) -> usize {
     missed
 }
 
-/// Every contestant takes all prompts before any takes them again, so that the caches are its own.
+/// Every contestant decides all prompts before the next one, so that the CPU caches are its own.
 fn measure(contestants: &mut [Box<dyn Contestant>], rounds: usize, overhead: f64) -> Vec<Measured> {
     let mut all: Vec<Measured> = contestants
         .iter()

@@ -1,4 +1,4 @@
-//! How often a decision asks the allocator: off while anything is timed.
+//! Counts the allocations of a decision; off while anything is timed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! Our own decision, by the profiles as they are shipped.
+//! Our own decision, with the built-in profiles.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -24,7 +24,7 @@ const PROFILES: [(&str, &str); 4] = [
     ("dynamo's formula (expression)", include_str!("../../../profiles/dynamo.yaml")),
 ];
 
-/// Plans that stay in flight, so that load is never nil.
+/// Plans that stay in flight, so that load is never zero.
 const IN_FLIGHT: usize = 32;
 
 struct Ours {
@@ -49,7 +49,7 @@ pub(crate) fn contestants(workload: &Workload) -> Vec<Box<dyn Contestant>> {
     for (name, text) in PROFILES {
         all.push(Box::new(Ours::new(name, text, workload, &models)));
     }
-    // The same without noting what the chosen pod will hold: what that costs is the difference.
+    // The same without speculative inserts: the difference is their cost.
     let (name, text) = PROFILES[1];
     let silent = format!("{text}speculate: off\n");
     all.push(Box::new(Ours::new(&format!("{name}, no speculation"), &silent, workload, &models)));
@@ -99,7 +99,7 @@ impl Ours {
     }
 }
 
-/// Tells the index what every pod holds.
+/// Fills the index with the blocks that every pod holds.
 fn fill(index: &Index, models: &Models, pods: &[FleetPod], workload: &Workload) {
     let choice = ModelChoice { base: "m".into(), lora: None };
     let root = models.root(&choice, None);
@@ -151,8 +151,8 @@ impl Contestant for Ours {
         self.state.commit_pending();
     }
 
-    /// What was expected of the last round is not confirmed and ends, so that every round finds the
-    /// same index.
+    /// Expires the speculative inserts of the last round, so that every round starts from the same
+    /// index.
     fn rest(&mut self) {
         self.now += Duration::from_secs(60);
         self.state.expire(self.now);

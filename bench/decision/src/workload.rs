@@ -1,8 +1,8 @@
-//! A seeded fleet's cached conversations, and the prompts that ask for them.
+//! A seeded fleet's cached conversations, and prompts that resume them.
 //!
-//! Conversations share 8 system prompts with 16 branches each and live on one to three pods, about a
-//! million (pod, block) pairs in all. Of the prompts, six in ten resume a conversation, three start a
-//! new one on a known branch, and one matches nothing.
+//! Conversations share 8 system prompts with 16 branches each and live on one to three pods, about
+//! a million (pod, block) pairs in all. Of the prompts, six in ten resume a conversation, three
+//! start a new one on a known branch, and one matches nothing.
 
 use wornpath_routing::Rng;
 
@@ -10,14 +10,15 @@ use wornpath_routing::Rng;
 pub(crate) const BLOCK: usize = 16;
 /// Blocks in a prompt.
 pub(crate) const BLOCKS: usize = 32;
-/// How many prompts there are: few enough to stay in the second cache, as a prompt just tokenized does.
+/// How many prompts there are: few enough to stay in the second cache, as a prompt just tokenized
+/// does.
 pub(crate) const REQUESTS: usize = 512;
 
 const CONVERSATIONS: usize = 16_000;
 const SYSTEM_BLOCKS: usize = 8;
 const BRANCH_BLOCKS: usize = 4;
 
-/// What pods hold, and what is asked.
+/// The blocks that pods hold, and the prompts.
 pub(crate) struct Workload {
     pub(crate) pods: usize,
     /// Token ids of a whole conversation, and the pods that hold it.
@@ -32,7 +33,8 @@ impl Workload {
     pub(crate) fn generate(pods: usize) -> Self {
         let mut rng = Rng::new(0x5EED);
         let conversation = |rng: &mut Rng, number: usize| {
-            let (system, branch) = (rng.below(8), rng.below(16));
+            let system = rng.below(8);
+            let branch = rng.below(16);
             tokens(system, branch, number)
         };
         let conversations: Vec<_> = (0..CONVERSATIONS)

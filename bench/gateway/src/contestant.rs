@@ -1,4 +1,4 @@
-//! Who takes part, and how each is started and ended.
+//! The contestants, and how each is started and stopped.
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,15 +10,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::engine::Pace;
-use crate::exchange::Client;
+use crate::http_client::Client;
+use crate::process_tree;
 use crate::prompts::{Delivery, Prompts, Shared};
-use crate::tree;
 
-/// How long a router may take until it answers.
-const START: Duration = Duration::from_secs(90);
+/// Timeout for a router to answer its first requests.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 const NGINX: &str = include_str!("../nginx.conf");
 
-/// Who can take part.
+/// The kinds of contestants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// No router at all.
@@ -68,8 +68,8 @@ impl Kind {
     }
 }
 
-/// Where everything is.
-pub(crate) struct Places {
+/// Paths of binaries and of the tokenizer.
+pub(crate) struct Paths {
     /// Our binary.
     pub(crate) wornpath: PathBuf,
     /// Where the peers are installed.
@@ -78,7 +78,7 @@ pub(crate) struct Places {
     pub(crate) tokenizer: Option<PathBuf>,
 }
 
-/// A process of ours or a peer's, ended with everything it started.
+/// A child process. Dropping it stops it and all its descendants.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -89,7 +89,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let members = tree::members(self.0.id());
+        let members = process_tree::members(self.0.id());
         let signal = |pid: &u32, signal| {
             if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
                 let _ = kill_process(pid, signal);
@@ -117,7 +117,7 @@ impl Engines {
     pub(crate) fn start(pods: usize) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["engines", &pods.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let (process, line) = started(&mut command, "")?;
+        let (process, line) = start_and_read(&mut command, "")?;
         let port = |word: &str| Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, word.parse::<u16>()?)));
         let pods: anyhow::Result<_> = line.split_ascii_whitespace().map(port).collect();
         Ok(Self { process, pods: pods? })
@@ -127,7 +127,7 @@ impl Engines {
         self.process.id()
     }
 
-    /// From a little later on, answers come at this pace.
+    /// Sets the pace of later answers.
     pub(crate) async fn pace(&mut self, pace: Pace) -> anyhow::Result<()> {
         let stdin = self.process.0.stdin.as_mut().context("the engines listen")?;
         stdin.write_all(pace.line().as_bytes())?;
@@ -137,7 +137,7 @@ impl Engines {
     }
 }
 
-/// Who takes part, ready to answer.
+/// A contestant that is ready to answer.
 pub(crate) struct Contestant {
     pub(crate) kind: Kind,
     pub(crate) process: Option<Process>,
@@ -149,37 +149,38 @@ impl Contestant {
     /// Starts it and waits until it answers.
     pub(crate) async fn start(
         kind: Kind,
-        places: &Places,
+        paths: &Paths,
         all: &[SocketAddr],
     ) -> anyhow::Result<Self> {
         let pods = if kind == Kind::ManyPods { all } else { &all[..all.len().min(8)] };
         let (process, addresses) = match kind {
             Kind::Direct => (None, pods.to_vec()),
             _ => {
-                let (process, address) = launch(kind, places, pods)
+                let (process, address) = launch(kind, paths, pods)
                     .with_context(|| format!("{} does not start", kind.name()))?;
                 (Some(process), vec![address])
             }
         };
         let contestant = Self { kind, process, addresses };
-        contestant.answers().await?;
+        contestant.wait_until_ready().await?;
         Ok(contestant)
     }
 
     /// Waits until eight requests in a row are answered.
-    async fn answers(&self) -> anyhow::Result<()> {
+    async fn wait_until_ready(&self) -> anyhow::Result<()> {
         let prompts = Prompts::new(1024, Shared::FirstHalf, Delivery::Whole);
-        let (until, mut request) = (Instant::now() + START, Vec::new());
+        let until = Instant::now() + START_TIMEOUT;
+        let mut request = Vec::new();
         prompts.write(u64::MAX, &mut request);
         loop {
-            let tried = async {
+            let attempt = async {
                 let mut client = Client::connect(self.addresses[0]).await?;
                 for _ in 0..8 {
-                    client.ask(&request).await?;
+                    client.request(&request).await?;
                 }
                 anyhow::Ok(())
             };
-            match tried.await {
+            match attempt.await {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > until => {
                     return Err(error.context(format!("{} does not answer", self.kind.name())));
@@ -190,62 +191,60 @@ impl Contestant {
     }
 }
 
-fn launch(
-    kind: Kind,
-    places: &Places,
-    pods: &[SocketAddr],
-) -> anyhow::Result<(Process, SocketAddr)> {
+fn launch(kind: Kind, paths: &Paths, pods: &[SocketAddr]) -> anyhow::Result<(Process, SocketAddr)> {
     let urls: Vec<_> = pods.iter().map(|pod| format!("http://{pod}")).collect();
-    let peer = |path: &str| Command::new(places.peers.join(path));
+    let peer = |path: &str| Command::new(paths.peers.join(path));
     match kind {
         Kind::Hyper => {
             let mut command = Command::new(std::env::current_exe()?);
-            command.arg("floor").args(pods.iter().map(ToString::to_string));
+            command.arg("bare-hyper").args(pods.iter().map(ToString::to_string));
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let (process, line) = started(&mut command, "")?;
+            let (process, line) = start_and_read(&mut command, "")?;
             Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, line.trim().parse::<u16>()?))))
         }
         Kind::CacheAware | Kind::ManyPods | Kind::RoundRobin | Kind::Tokenizer => {
-            let mut command = Command::new(&places.wornpath);
+            let mut command = Command::new(&paths.wornpath);
             command.args(["serve", "--port", "0", "--log-level", "error", "--pod"]).args(&urls);
-            match (kind, &places.tokenizer) {
+            match (kind, &paths.tokenizer) {
                 (Kind::RoundRobin, _) => {
                     command.args(["--policy", "round-robin"]);
                 }
                 (Kind::Tokenizer, Some(folder)) => {
                     command.arg("--tokenizer").arg(folder).args(["--model", "bench-model"]);
-                    // As coarse as blocks of text, which have 512 bytes: these pods send no events.
+                    // About as long as blocks of text, which have 512 bytes: these pods send no
+                    // events.
                     command.args(["--block-size", "128"]);
                 }
                 _ => {}
             }
             command.stdin(Stdio::null()).stdout(Stdio::piped());
-            let (process, line) = started(&mut command, "listening: http://")?;
+            let (process, line) = start_and_read(&mut command, "listening: http://")?;
             Ok((process, line.trim().parse()?))
         }
-        Kind::Nginx => nginx(peer("nginx/usr/sbin/nginx"), pods),
-        Kind::VllmRouter => routed(peer("vllm-router/bin/vllm-router"), &urls, "warning"),
+        Kind::Nginx => start_nginx(peer("nginx/usr/sbin/nginx"), pods),
+        Kind::VllmRouter => start_router(peer("vllm-router/bin/vllm-router"), &urls, "warning"),
         Kind::SglangRouter => {
             let mut command = peer("sglang-router/bin/sglang-router");
             command.arg("launch");
-            routed(command, &urls, "warn")
+            start_router(command, &urls, "warn")
         }
         Kind::Smg => {
             let mut command = peer("smg/bin/smg");
             command.arg("launch");
-            routed(command, &urls, "warn")
+            start_router(command, &urls, "warn")
         }
-        Kind::Direct => bail!("nobody stands between"),
+        Kind::Direct => bail!("`direct` has no process to launch"),
     }
 }
 
-/// The routers from PyPI have one family's options.
-fn routed(
+/// Starts a router from PyPI; all of them share these options.
+fn start_router(
     mut command: Command,
     urls: &[String],
     level: &str,
 ) -> anyhow::Result<(Process, SocketAddr)> {
-    let (port, metrics) = (free_port()?, free_port()?);
+    let port = free_port()?;
+    let metrics = free_port()?;
     command.args(["--host", "127.0.0.1", "--policy", "cache_aware", "--log-level", level]);
     command.args(["--port", &port.to_string(), "--prometheus-host", "127.0.0.1"]);
     command.args(["--prometheus-port", &metrics.to_string(), "--worker-urls"]).args(urls);
@@ -254,7 +253,7 @@ fn routed(
     Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
 }
 
-fn nginx(mut command: Command, pods: &[SocketAddr]) -> anyhow::Result<(Process, SocketAddr)> {
+fn start_nginx(mut command: Command, pods: &[SocketAddr]) -> anyhow::Result<(Process, SocketAddr)> {
     let folder = std::env::temp_dir().join(format!("wornpath-bench-nginx-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
     let port = free_port()?;
@@ -270,23 +269,24 @@ fn nginx(mut command: Command, pods: &[SocketAddr]) -> anyhow::Result<(Process, 
     Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
 }
 
-/// Starts a process and reads its output up to the line that begins with `mark`; what comes after that.
-fn started(command: &mut Command, mark: &str) -> anyhow::Result<(Process, String)> {
+/// Starts a process and reads its output up to the line that begins with `prefix`. Returns the rest
+/// of that line.
+fn start_and_read(command: &mut Command, prefix: &str) -> anyhow::Result<(Process, String)> {
     let mut process = Process(command.spawn().with_context(|| format!("{command:?}"))?);
     let output = process.0.stdout.take().context("its output is read")?;
     for line in BufReader::new(output).lines() {
-        if let Some(rest) = line?.strip_prefix(mark) {
+        if let Some(rest) = line?.strip_prefix(prefix) {
             return Ok((process, rest.to_owned()));
         }
     }
-    bail!("{command:?} ended before it listened")
+    bail!("{command:?} exited before it listened")
 }
 
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Whether everything that a peer needs is installed.
+/// Whether a contestant's binary is installed.
 pub(crate) fn is_installed(peers: &Path, kind: Kind) -> bool {
     let file = match kind {
         Kind::Nginx => "nginx/usr/sbin/nginx",

@@ -1,7 +1,8 @@
-//! Engines that do nothing but answer: many listeners in one process, one thread, no parsing but of lengths.
+//! Mock engines that cost as little as possible: many listeners in one process with one thread,
+//! which parse nothing but lengths.
 //!
-//! A line on standard input sets the pace: milliseconds to the first token, milliseconds between tokens and
-//! the number of tokens. The process ends when standard input does.
+//! A line on standard input sets the pace: milliseconds to the first token, milliseconds between
+//! tokens and the number of tokens. The process exits at the end of standard input.
 
 use anyhow::Context;
 use std::cell::Cell;
@@ -15,7 +16,7 @@ use tokio::task::LocalSet;
 
 use crate::clock::nanos;
 
-/// How answers are given.
+/// The pace of answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pace {
     pub(crate) first: Duration,
@@ -24,14 +25,14 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// As fast as it can.
+    /// As fast as possible.
     pub(crate) const NONE: Self =
         Self { first: Duration::ZERO, between: Duration::ZERO, tokens: 16 };
     /// Like an engine: a token every 5 ms, the first after 20.
     pub(crate) const ENGINE: Self =
         Self { first: Duration::from_millis(20), between: Duration::from_millis(5), tokens: 32 };
 
-    /// As a line.
+    /// The line that sets this pace.
     pub(crate) fn line(self) -> String {
         format!("{} {} {}\n", self.first.as_millis(), self.between.as_millis(), self.tokens)
     }
@@ -39,7 +40,8 @@ impl Pace {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace().map(str::parse::<u64>);
         let mut next = || words.next()?.ok();
-        let (first, between) = (Duration::from_millis(next()?), Duration::from_millis(next()?));
+        let first = Duration::from_millis(next()?);
+        let between = Duration::from_millis(next()?);
         Some(Self { first, between, tokens: usize::try_from(next()?).ok()? })
     }
 }
@@ -49,7 +51,7 @@ const MODELS: &str = r#"{"object":"list","data":[{"id":"bench-model","object":"m
 const METRICS: &str = "vllm:num_requests_running{model_name=\"bench-model\"} 0\nvllm:num_requests_waiting{model_name=\"bench-model\"} 0\nvllm:kv_cache_usage_perc{model_name=\"bench-model\"} 0.1\n";
 const STREAM_HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// Listens at so many ports, writes them to standard output, and answers.
+/// Listens at `pods` ports, prints them, and answers.
 pub(crate) fn run(pods: usize) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (paces, pace_lines) = std::sync::mpsc::channel();
@@ -85,7 +87,7 @@ async fn accept(listener: TcpListener, pace: Rc<Cell<Pace>>) {
         if stream.set_nodelay(true).is_ok() {
             let pace = Rc::clone(&pace);
             tokio::task::spawn_local(async move {
-                // A client that goes is what the end of a run looks like.
+                // Clients disconnect at the end of a run.
                 let _ = answer(stream, &pace).await;
             });
         }
@@ -113,7 +115,7 @@ async fn answer(mut stream: TcpStream, pace: &Cell<Pace>) -> anyhow::Result<()> 
         }
         let (head, body) = buffer[..end + length].split_at(end);
         if body.is_empty() {
-            stream.write_all(other(head).as_bytes()).await?;
+            stream.write_all(control_response(head).as_bytes()).await?;
         } else if contains(&body[..body.len().min(512)], br#""stream":true"#)
             || contains(&body[body.len().saturating_sub(512)..], br#""stream":true"#)
         {
@@ -153,8 +155,8 @@ async fn wait(time: Duration) {
     }
 }
 
-/// What routers ask engines besides.
-fn other(head: &[u8]) -> String {
+/// Answers the requests that routers send besides inference.
+fn control_response(head: &[u8]) -> String {
     let path = head.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
     match path {
         b"/v1/models" => whole("application/json", MODELS),
@@ -173,12 +175,12 @@ fn whole(kind: &str, body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// Where the head ends, once it is all there.
+/// The end of the head, once it is complete.
 pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4)
 }
 
-/// The length of the body; chunked requests are collected by routers before they reach an engine here.
+/// The length of the body; routers send no chunked requests to these engines.
 fn content_length(head: &[u8]) -> anyhow::Result<usize> {
     let head = std::str::from_utf8(head)?;
     for line in head.split("\r\n") {

@@ -1,4 +1,5 @@
-//! Clients that ask again as soon as they are answered, for a while, and what that cost the router.
+//! Closed-loop load: clients that send the next request when they have an answer, and the CPU time
+//! that this costs the router.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -6,26 +7,26 @@ use std::time::Duration;
 use tokio::task::LocalSet;
 
 use crate::contestant::Contestant;
-use crate::exchange::Client;
+use crate::http_client::Client;
+use crate::process_tree;
 use crate::prompts::Prompts;
 use crate::stats::quantile;
-use crate::tree;
 
-/// How long a measurement takes.
+/// The times of a measurement: warm-up, then measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) warm: Duration,
     pub(crate) measured: Duration,
 }
 
-/// What was measured. Times are in microseconds.
+/// One measurement. Times are in microseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) requests: usize,
     pub(crate) failures: usize,
-    /// A failure, in words.
+    /// The first failure.
     pub(crate) failure: Option<String>,
-    /// CPU of the router for each request.
+    /// CPU time of the router per request.
     pub(crate) cpu: f64,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
@@ -33,12 +34,12 @@ pub(crate) struct Sample {
     pub(crate) first_p50: f64,
     pub(crate) first_p99: f64,
     pub(crate) per_second: f64,
-    /// The share of the processors that others had meanwhile, if whoever measures looks for that.
+    /// The steal share during the measurement, if the caller measures it.
     pub(crate) stolen: f64,
 }
 
 #[derive(Default)]
-struct Counted {
+struct Counts {
     totals: Vec<f64>,
     firsts: Vec<f64>,
     failures: usize,
@@ -46,13 +47,14 @@ struct Counted {
 }
 
 struct Run {
-    counted: RefCell<Counted>,
+    counted: RefCell<Counts>,
     is_measured: Cell<bool>,
     is_over: Cell<bool>,
     next: Cell<u64>,
 }
 
-/// Asks over so many connections. Numbers of requests begin at `first`, so that nobody asks twice.
+/// Sends requests over `connections` connections. Request numbers begin at `first`, so that no
+/// prompt is sent twice. Returns the next unused number.
 pub(crate) async fn measure(
     contestant: &Contestant,
     prompts: &Rc<Prompts>,
@@ -69,12 +71,13 @@ pub(crate) async fn measure(
     let local = LocalSet::new();
     for number in 0..connections {
         let address = contestant.addresses[number % contestant.addresses.len()];
-        let (run, prompts) = (Rc::clone(&run), Rc::clone(prompts));
+        let run = Rc::clone(&run);
+        let prompts = Rc::clone(prompts);
         local.spawn_local(async move {
             let mut request = Vec::new();
             while !run.is_over.get() {
                 match Client::connect(address).await {
-                    Ok(client) => ask(client, &run, &prompts, &mut request).await,
+                    Ok(client) => send_until_over(client, &run, &prompts, &mut request).await,
                     Err(error) => {
                         run.failed(&error);
                         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -83,7 +86,7 @@ pub(crate) async fn measure(
             }
         });
     }
-    let used = || contestant.process.as_ref().map(|process| tree::used(process.id()));
+    let used = || contestant.process.as_ref().map(|process| process_tree::cpu_times(process.id()));
     let cpu = local
         .run_until(async {
             tokio::time::sleep(window.warm).await;
@@ -93,9 +96,9 @@ pub(crate) async fn measure(
             run.is_measured.set(false);
             let after = used();
             run.is_over.set(true);
-            before
-                .zip(after)
-                .map_or(f64::NAN, |(before, after)| tree::between(&before, &after) as f64)
+            before.zip(after).map_or(f64::NAN, |(before, after)| {
+                process_tree::cpu_between(&before, &after) as f64
+            })
         })
         .await;
     local.await;
@@ -116,11 +119,11 @@ pub(crate) async fn measure(
     Ok((sample, run.next.get()))
 }
 
-/// Asks until it is over or the connection breaks.
-async fn ask(mut client: Client, run: &Run, prompts: &Prompts, request: &mut Vec<u8>) {
+/// Sends requests until the measurement is over or the connection breaks.
+async fn send_until_over(mut client: Client, run: &Run, prompts: &Prompts, request: &mut Vec<u8>) {
     while !run.is_over.get() {
         prompts.write(run.next.replace(run.next.get() + 1), request);
-        match client.ask(request).await {
+        match client.request(request).await {
             Ok(times) if run.is_measured.get() => {
                 let mut counted = run.counted.borrow_mut();
                 counted.totals.push(times.total.as_secs_f64() * 1e6);

@@ -1,73 +1,80 @@
-//! The gateway against nginx and its peers: CPU per request, added time, memory; see `bench/README.md`.
+//! The gateway against nginx and its peers: CPU per request, added time, memory; see
+//! `bench/README.md`.
 
-mod cell;
+mod bare_hyper;
 mod clock;
-mod contest;
 mod contestant;
+mod cpu_pinning;
 mod engine;
-mod exchange;
-mod floor;
-mod growth;
-mod instruments;
+mod http_client;
 mod load;
+mod memory_growth;
+mod process_tree;
 mod prompts;
 mod report;
+mod rounds;
+mod scenario;
 mod stalls;
 mod stats;
-mod stolen;
+mod steal;
 mod tokenizing;
-mod tree;
 
 use anyhow::{Context, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cell::Cell;
-use contest::Effort;
-use contestant::{Contestant, Engines, Kind, Places, is_installed};
-use stolen::Patience;
+use contestant::{Contestant, Engines, Kind, Paths, is_installed};
+use rounds::Effort;
+use scenario::Scenario;
+use steal::RetryBudget;
 
 const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--patience MINUTES] [--prompts N] [--delays ROUNDS] \
-                     [--quick] [--raw] [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
+                     [--quick] [--raw] [--only NAME]... [--cell PART]...; start it with `bench/run`";
 
 /// The command line.
 struct Arguments {
-    places: Places,
+    paths: Paths,
     rounds: usize,
     measured: Duration,
-    /// How long measurements that others disturb may be made again, all together.
+    /// Total time for measurements that are repeated because of steal.
     patience: Duration,
-    /// Unique prompts while memory is watched.
+    /// Unique prompts while memory is measured.
     prompts: u64,
-    /// Rounds in which delays by tokenizing are watched.
+    /// Rounds in which delays by tokenizing are measured.
     delays: usize,
     raw: bool,
-    /// Parts of names of contestants; all if empty.
+    /// Substrings of names of contestants; all if empty.
     only: Vec<String>,
-    /// Parts of names of situations; all if empty.
-    cells: Vec<String>,
+    /// Substrings of names of scenarios; all if empty.
+    scenarios: Vec<String>,
 }
 
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        let place =
+        let variable =
             |name| std::env::var_os(name).with_context(|| format!("{name} is not set; {USAGE}"));
-        let places = Places {
-            wornpath: place("WORNPATH_BENCH_BINARY")?.into(),
-            peers: place("WORNPATH_BENCH_PEERS")?.into(),
+        let paths = Paths {
+            wornpath: variable("WORNPATH_BENCH_BINARY")?.into(),
+            peers: variable("WORNPATH_BENCH_PEERS")?.into(),
             tokenizer: None,
         };
-        let (measured, prompts, delays) = (Duration::from_millis(700), 100_000, 7);
-        let (only, cells) = (Vec::new(), Vec::new());
-        let (rounds, patience, raw) = (5, Duration::ZERO, false);
-        let mut parsed =
-            Self { places, rounds, measured, patience, prompts, delays, raw, only, cells };
+        let mut parsed = Self {
+            paths,
+            rounds: 5,
+            measured: Duration::from_millis(700),
+            patience: Duration::ZERO,
+            prompts: 100_000,
+            delays: 7,
+            raw: false,
+            only: Vec::new(),
+            scenarios: Vec::new(),
+        };
         while let Some(word) = words.next() {
             let mut value =
                 || words.next().with_context(|| format!("{word} needs a value; {USAGE}"));
             match word.as_str() {
-                "--tokenizer" => parsed.places.tokenizer = Some(PathBuf::from(value()?)),
+                "--tokenizer" => parsed.paths.tokenizer = Some(PathBuf::from(value()?)),
                 "--rounds" => parsed.rounds = value()?.parse().context("--rounds")?,
                 "--seconds" => {
                     let seconds = value()?.parse().context("--seconds")?;
@@ -79,11 +86,15 @@ impl Arguments {
                 }
                 "--prompts" => parsed.prompts = value()?.parse().context("--prompts")?,
                 "--delays" => parsed.delays = value()?.parse().context("--delays")?,
-                "--quick" => (parsed.rounds, parsed.prompts, parsed.delays) = (2, 20_000, 2),
+                "--quick" => {
+                    parsed.rounds = 2;
+                    parsed.prompts = 20_000;
+                    parsed.delays = 2;
+                }
                 "--raw" => parsed.raw = true,
                 "--only" => parsed.only.push(value()?),
-                "--cell" => parsed.cells.push(value()?),
-                _ => bail!("{word}: unknown; {USAGE}"),
+                "--cell" => parsed.scenarios.push(value()?),
+                _ => bail!("unknown option {word}; {USAGE}"),
             }
         }
         Ok(parsed)
@@ -92,7 +103,7 @@ impl Arguments {
     fn kinds(&self) -> anyhow::Result<Vec<Kind>> {
         for part in &self.only {
             if !Kind::ALL.iter().any(|kind| kind.name().contains(part)) {
-                bail!("--only {part}: nobody is called so; {}", names(Kind::ALL.map(Kind::name)));
+                bail!("--only {part}: unknown contestant; {}", names(Kind::ALL.map(Kind::name)));
             }
         }
         let mut kinds = Vec::new();
@@ -100,51 +111,52 @@ impl Arguments {
             let wanted = self.only.iter().any(|part| kind.name().contains(part));
             let needed = matches!(kind, Kind::Direct | Kind::Nginx);
             if !(self.only.is_empty() || wanted || needed)
-                || kind == Kind::Tokenizer && self.places.tokenizer.is_none()
+                || kind == Kind::Tokenizer && self.paths.tokenizer.is_none()
             {
                 continue;
             }
-            if !is_installed(&self.places.peers, kind) {
-                bail!("{} is not installed; `bench/gateway/peers` does it", kind.name());
+            if !is_installed(&self.paths.peers, kind) {
+                bail!("{} is not installed; run `bench/gateway/peers FOLDER`", kind.name());
             }
             kinds.push(kind);
         }
         Ok(kinds)
     }
 
-    fn cells(&self) -> anyhow::Result<Vec<Cell>> {
-        let mut cells = Cell::all();
-        for part in &self.cells {
-            if !cells.iter().any(|cell| cell.name().contains(part)) {
+    fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
+        let mut scenarios = Scenario::all();
+        for part in &self.scenarios {
+            if !scenarios.iter().any(|scenario| scenario.name().contains(part)) {
                 bail!(
-                    "--cell {part}: no situation is called so; {}",
-                    names(cells.iter().map(Cell::name))
+                    "--cell {part}: unknown scenario; {}",
+                    names(scenarios.iter().map(Scenario::name))
                 );
             }
         }
-        let is_wanted = |cell: &Cell| self.cells.iter().any(|part| cell.name().contains(part));
-        cells.retain(|cell| self.cells.is_empty() || is_wanted(cell));
-        Ok(cells)
+        let is_wanted =
+            |scenario: &Scenario| self.scenarios.iter().any(|part| scenario.name().contains(part));
+        scenarios.retain(|scenario| self.scenarios.is_empty() || is_wanted(scenario));
+        Ok(scenarios)
     }
 }
 
-/// What there is to choose from.
+/// The available names.
 fn names(known: impl IntoIterator<Item = impl std::fmt::Debug>) -> String {
     let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
-    format!("there are {}", known.join("; "))
+    format!("available: {}", known.join("; "))
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args().skip(1).peekable();
     match words.peek().map(String::as_str) {
         Some("engines") => {
-            let pods = words.nth(1).context("how many engines?")?.parse()?;
+            let pods = words.nth(1).context("`engines` needs the number of engines")?.parse()?;
             engine::run(pods)?;
             Ok(ExitCode::SUCCESS)
         }
-        Some("floor") => {
+        Some("bare-hyper") => {
             let pods: Result<Vec<_>, _> = words.skip(1).map(|pod| pod.parse()).collect();
-            floor::run(&pods?)?;
+            bare_hyper::run(&pods?)?;
             Ok(ExitCode::SUCCESS)
         }
         _ => {
@@ -156,29 +168,30 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (kinds, cells) = (arguments.kinds()?, arguments.cells()?);
+    let kinds = arguments.kinds()?;
+    let scenarios = arguments.scenarios()?;
     let mut engines = Engines::start(if kinds.contains(&Kind::ManyPods) { 256 } else { 8 })?;
     let mut contestants = Vec::new();
     for kind in kinds {
-        contestants.push(Contestant::start(kind, &arguments.places, &engines.pods).await?);
+        contestants.push(Contestant::start(kind, &arguments.paths, &engines.pods).await?);
     }
     let Arguments { rounds, measured, patience, .. } = *arguments;
-    let mut effort = Effort { rounds, measured, patience: Patience::of(patience) };
+    let mut effort = Effort { rounds, measured, retries: RetryBudget::of(patience) };
     println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
-    let folder = arguments.places.tokenizer.as_deref();
+    let folder = arguments.paths.tokenizer.as_deref();
     let model = folder.map(tokenizing::Model::load).transpose()?;
-    let held = contest::hold(&contestants, &mut engines, cells, model.as_ref(), &mut effort);
-    let results = held.await?;
-    report::stolen(&results);
+    let results =
+        rounds::run(&contestants, &mut engines, scenarios, model.as_ref(), &mut effort).await?;
+    report::steal_share(&results);
     report::tables(&results);
-    let mut bars = report::contest_bars(&results);
-    // The others are done, and what they do in the background would disturb.
+    let mut bars = report::scenario_bars(&results);
+    // The background work of the other contestants would disturb the rest.
     contestants.retain(|it| it.kind == Kind::CacheAware);
     if let Some(contestant) = contestants.first()
         && arguments.prompts > 0
     {
         engines.pace(engine::Pace::NONE).await?;
-        let growth = growth::watch(contestant, arguments.prompts).await?;
+        let growth = memory_growth::measure_growth(contestant, arguments.prompts).await?;
         bars.push(report::growth_bar(&growth));
     }
     contestants.clear();
@@ -186,8 +199,8 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bars.extend(report::tokenizer_bars(&results));
         if arguments.delays > 0 {
             engines.pace(engine::Pace::ENGINE).await?;
-            let Arguments { places, delays, .. } = arguments;
-            let stalls = stalls::stalls(&engines, places, &model.tokenizer, *delays).await?;
+            let Arguments { paths, delays, .. } = arguments;
+            let stalls = stalls::measure_stalls(&engines, paths, &model.tokenizer, *delays).await?;
             bars.push(report::stall_bar(&stalls));
         }
     }

@@ -1,6 +1,6 @@
-//! What clients ask: chats whose first half many share and whose second half nobody has asked before.
+//! The requests: chats whose first half is shared by many and whose second half is unique.
 
-/// How many conversations share their first half.
+/// Number of distinct first halves.
 const PREFIXES: usize = 64;
 /// Random text that second halves are cut from.
 const POOL_BYTES: usize = 4 << 20;
@@ -9,23 +9,23 @@ const WORDS: &str = "the model cache of a request that arrives while another wai
                      seventeen blocks in memory which nobody else has computed before morning answer question \
                      below is written carefully so each reader may follow without effort or delay";
 
-/// What the prompts of a run have in common.
+/// What the prompts of a run share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shared {
-    /// The first half, with one in 64.
+    /// The first half, which is one of 64.
     FirstHalf,
-    /// Nothing: a number stands at the very beginning, and all else is from anywhere.
+    /// Nothing: each begins with its number, and the rest is random.
     Nothing,
 }
 
-/// How the answer is wanted.
+/// Whether the answer is streamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Delivery {
     Whole,
     Stream,
 }
 
-/// Makes requests of one size.
+/// Generates requests of one size.
 pub(crate) struct Prompts {
     bytes: usize,
     shared: Shared,
@@ -43,12 +43,12 @@ impl Prompts {
         Self { bytes, shared, delivery, prefixes, pool: text(&mut random, POOL_BYTES + bytes) }
     }
 
-    /// What no other request has: the text of the second half.
+    /// The text of the second half, which no other request has.
     pub(crate) fn new_text(&self, number: u64) -> &str {
         self.window(Random(number), self.bytes / 2 - 150)
     }
 
-    /// Some of the pool, from anywhere in it.
+    /// A random part of the pool.
     fn window(&self, mut at: Random, bytes: usize) -> &str {
         let start = at.below(POOL_BYTES);
         &self.pool[start..start + bytes]
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_have_the_size_that_was_asked_for_and_share_what_they_should() {
+    fn bodies_have_the_requested_size_and_share_the_first_half_or_nothing() {
         for bytes in [1024, 32_768] {
             let halves = Prompts::new(bytes, Shared::FirstHalf, Delivery::Stream);
             let nothing = Prompts::new(bytes, Shared::Nothing, Delivery::Whole);

@@ -1,14 +1,14 @@
 //! The tables, the raw figures and the bars.
 
-use crate::contest::Results;
 use crate::contestant::Kind;
-use crate::growth::Growth;
-use crate::stalls::{Lateness, Round, Stalls, Watched};
+use crate::memory_growth::Growth;
+use crate::rounds::Results;
+use crate::stalls::{Delays, Observation, Round, Stalls};
 use crate::stats::median;
-use crate::stolen;
+use crate::steal;
 use crate::tokenizing::NewText;
 
-/// A promise and what became of it.
+/// An upper limit and the figure that was measured.
 pub(crate) struct Bar {
     name: String,
     found: f64,
@@ -20,33 +20,33 @@ impl Bar {
         Self { name: name.into(), found, most }
     }
 
-    /// A figure that is missing is not met.
+    /// Whether it is met; a missing figure (NaN) is not.
     pub(crate) fn is_met(&self) -> bool {
         self.found <= self.most
     }
 }
 
-/// A table for each situation, as Markdown.
+/// Prints a Markdown table for each scenario.
 pub(crate) fn tables(results: &Results) {
-    for (at, cell) in results.cells.iter().enumerate() {
-        println!("\n### {}\n", cell.name());
-        let first = if cell.is_paced() { "first token" } else { "p50" };
+    for (at, scenario) in results.scenarios.iter().enumerate() {
+        println!("\n### {}\n", scenario.name());
+        let first = if scenario.is_paced() { "first token" } else { "p50" };
         println!(
             "| | CPU/request, µs | / nginx | {first}, µs | added, µs | p99, µs | requests/s |"
         );
         println!("|---|---:|---:|---:|---:|---:|---:|");
-        for kind in results.kinds.iter().filter(|kind| cell.is_for(**kind)) {
-            let figure = if cell.is_paced() { |s: &_| first_p50(s) } else { |s: &_| p50(s) };
-            let tail = if cell.is_paced() { |s: &_| first_p99(s) } else { |s: &_| p99(s) };
+        for kind in results.kinds.iter().filter(|kind| scenario.is_for(**kind)) {
+            let figure = if scenario.is_paced() { |s: &_| first_p50(s) } else { |s: &_| p50(s) };
+            let tail = if scenario.is_paced() { |s: &_| first_p99(s) } else { |s: &_| p99(s) };
             println!(
                 "| {} | {} | {} | {:.0} | {} | {:.0} | {:.0} |",
                 kind.name(),
-                shown(results.middle(at, *kind, |sample| sample.cpu), 1),
+                shown(results.median(at, *kind, |sample| sample.cpu), 1),
                 shown(results.cpu_ratio(at, *kind), 2),
-                results.middle(at, *kind, figure),
+                results.median(at, *kind, figure),
                 shown(results.added(at, *kind, figure), 0),
-                results.middle(at, *kind, tail),
-                results.middle(at, *kind, |sample| sample.per_second),
+                results.median(at, *kind, tail),
+                results.median(at, *kind, |sample| sample.per_second),
             );
         }
     }
@@ -58,31 +58,31 @@ pub(crate) fn tables(results: &Results) {
     }
 }
 
-/// How much others had of the machine, in the measurements that count.
-pub(crate) fn stolen(results: &Results) {
+/// Prints how many measurements exceeded the steal share.
+pub(crate) fn steal_share(results: &Results) {
     let all = |at| results.kinds.iter().flat_map(move |kind| results.of(at, *kind));
     let shares: Vec<_> =
-        (0..results.cells.len()).flat_map(all).map(|sample| sample.stolen).collect();
-    let beyond = shares.iter().filter(|share| **share > stolen::MOST).count();
+        (0..results.scenarios.len()).flat_map(all).map(|sample| sample.stolen).collect();
+    let beyond = shares.iter().filter(|share| **share > steal::MAX_SHARE).count();
     println!(
         "others had more than {:.0} % of the processors in {beyond} of {} measurements; {} were made again because of that",
-        stolen::MOST * 100.0,
+        steal::MAX_SHARE * 100.0,
         shares.len(),
-        results.again
+        results.repeated
     );
 }
 
-/// Every round.
+/// Prints every round.
 pub(crate) fn raw(results: &Results) {
     println!(
         "\n### Every round: requests, CPU/request, p50, p99, first p50, first p99 (µs), share of others (%)\n"
     );
-    for (at, cell) in results.cells.iter().enumerate() {
+    for (at, scenario) in results.scenarios.iter().enumerate() {
         for kind in &results.kinds {
             for (round, sample) in results.of(at, *kind).iter().enumerate() {
                 println!(
                     "{}; {}; round {}: {} {:.1} {:.0} {:.0} {:.0} {:.0} {:.0}",
-                    cell.name(),
+                    scenario.name(),
                     kind.name(),
                     round + 1,
                     sample.requests,
@@ -98,28 +98,29 @@ pub(crate) fn raw(results: &Results) {
     }
 }
 
-/// What the contest promises.
-pub(crate) fn contest_bars(results: &Results) -> Vec<Bar> {
+/// The bars of all scenarios.
+pub(crate) fn scenario_bars(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
     if !results.kinds.contains(&Kind::CacheAware) {
         return bars;
     }
-    for (at, cell) in results.cells.iter().enumerate() {
-        let (name, ours) = (cell.name(), Kind::CacheAware);
-        if cell.is_paced() {
+    for (at, scenario) in results.scenarios.iter().enumerate() {
+        let name = scenario.name();
+        let ours = Kind::CacheAware;
+        if scenario.is_paced() {
             bars.push(Bar::new(format!("{name}: CPU / nginx"), results.cpu_ratio(at, ours), 1.5));
             let added = results.added(at, ours, first_p50);
             bars.push(Bar::new(format!("{name}: added to the first token, µs"), added, 1000.0));
             continue;
         }
         bars.push(Bar::new(format!("{name}: CPU / nginx"), results.cpu_ratio(at, ours), 3.0));
-        if cell.connections == 1 {
+        if scenario.connections == 1 {
             let [added, nginx] = [ours, Kind::Nginx].map(|kind| results.added(at, kind, p50));
             bars.push(Bar::new(format!("{name}: added p50, µs"), added, 60.0));
             // The same bar on a machine of any speed: it was set where nginx adds 20 µs.
             bars.push(Bar::new(format!("{name}: added p50 / nginx's"), added / nginx, 3.0));
         }
-        if results.kinds.contains(&Kind::ManyPods) && cell.is_for(Kind::ManyPods) {
+        if results.kinds.contains(&Kind::ManyPods) && scenario.is_for(Kind::ManyPods) {
             let pair = (Kind::ManyPods, ours);
             let more = results.compare(at, pair, |sample| sample.cpu, |many, few| many - few);
             bars.push(Bar::new(format!("{name}: CPU at 256 pods over 8, µs"), more, 20.0));
@@ -128,14 +129,17 @@ pub(crate) fn contest_bars(results: &Results) -> Vec<Bar> {
     bars
 }
 
-/// The tokenizer's row: text blocks, and the new text tokenized, and a fifth.
+/// The bars with a tokenizer: the cost of routing by text plus tokenizing the new text, and a
+/// fifth.
 pub(crate) fn tokenizer_bars(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
     println!(
         "\n### With a tokenizer\n\n| | by text, µs | rendering what is new, µs | tokenizing it, µs | with the tokenizer, µs |\n\
          |---|---:|---:|---:|---:|"
     );
-    for (at, cell) in results.cells.iter().enumerate().filter(|(_, cell)| cell.is_whole()) {
+    for (at, scenario) in
+        results.scenarios.iter().enumerate().filter(|(_, scenario)| scenario.is_whole())
+    {
         let new_texts = &results.new_texts[at];
         let cpu = |kind| results.of(at, kind).iter().map(|sample| sample.cpu);
         let rounds = cpu(Kind::CacheAware).zip(cpu(Kind::Tokenizer)).zip(new_texts);
@@ -145,14 +149,14 @@ pub(crate) fn tokenizer_bars(results: &Results) -> Vec<Bar> {
             |figure: fn(&NewText) -> f64| median(&new_texts.iter().map(figure).collect::<Vec<_>>());
         println!(
             "| {} | {:.1} | {:.1} | {:.1} | {:.1} |",
-            cell.name(),
-            results.middle(at, Kind::CacheAware, |sample| sample.cpu),
+            scenario.name(),
+            results.median(at, Kind::CacheAware, |sample| sample.cpu),
             middle(|new| new.rendering),
             middle(|new| new.tokenizing),
-            results.middle(at, Kind::Tokenizer, |sample| sample.cpu),
+            results.median(at, Kind::Tokenizer, |sample| sample.cpu),
         );
-        // What rendering takes is shown, and not allowed for.
-        let name = format!("{}: CPU with the tokenizer / (text + tokenizing)", cell.name());
+        // The cost of rendering is printed, but not part of the bar.
+        let name = format!("{}: CPU with the tokenizer / (text + tokenizing)", scenario.name());
         if results.kinds.contains(&Kind::CacheAware) {
             bars.push(Bar::new(name, median(&ratios), 1.2));
         }
@@ -168,7 +172,7 @@ pub(crate) fn growth_bar(growth: &Growth) -> Bar {
     Bar::new("memory: last half / first half of the unique prompts", growth.ratio(), 1.05)
 }
 
-/// The bar is for every token: none may be late that would not be late with an idle gateway.
+/// The bar counts late tokens: no more than with an idle gateway, and chance.
 pub(crate) fn stall_bar(stalls: &Stalls) -> Bar {
     println!(
         "\n### Tokens' way from engine to client, µs, while prompts of {} tokens are tokenized\n\n\
@@ -176,44 +180,46 @@ pub(crate) fn stall_bar(stalls: &Stalls) -> Bar {
          | | p50 | p99 | p99.9 | worst | > 1 ms | tokens | prompts |\n|---|---:|---:|---:|---:|---:|---:|---:|",
         stalls.long_tokens,
         stalls.rounds.len(),
-        if stalls.are_urgent { ", before all else there" } else { "" }
+        if stalls.is_realtime { ", before all else there" } else { "" }
     );
-    type Situation = fn(&Round) -> &Watched;
-    type Way = fn(&Watched) -> &Lateness;
+    type Situation = fn(&Round) -> &Observation;
+    type Path = fn(&Observation) -> &Delays;
     let situations: [(&str, Situation); 3] = [
-        ("nothing else to do", |round| &round.quiet),
-        ("one long prompt after another", |round| &round.meanwhile),
-        ("several at a time", |round| &round.crowd),
+        ("nothing else to do", |round| &round.idle),
+        ("one long prompt after another", |round| &round.sequential),
+        ("several at a time", |round| &round.concurrent),
     ];
-    let ways: [(&str, Way); 2] =
-        [("through", |watched| &watched.through), ("past", |watched| &watched.past)];
-    for (situation, watched) in situations {
-        for (way, late) in ways {
+    let paths: [(&str, Path); 2] = [
+        ("through", |observation| &observation.through),
+        ("past", |observation| &observation.past),
+    ];
+    for (situation, observation) in situations {
+        for (path, delays) in paths {
             for round in &stalls.rounds {
-                let watched = watched(round);
-                let Lateness { p50, p99, p999, worst, late, tokens } = late(watched);
-                let prompts = watched.prompts;
+                let observation = observation(round);
+                let Delays { p50, p99, p999, worst, late, tokens } = delays(observation);
+                let prompts = observation.prompts;
                 println!(
-                    "| {way} the gateway, {situation} | {p50:.0} | {p99:.0} | {p999:.0} | {worst:.0} | {late} | {tokens} | {prompts} |"
+                    "| {path} the gateway, {situation} | {p50:.0} | {p99:.0} | {p999:.0} | {worst:.0} | {late} | {tokens} | {prompts} |"
                 );
             }
         }
     }
-    let late = |watched: Situation| -> f64 {
-        stalls.rounds.iter().map(|round| watched(round).through.late as f64).sum()
+    let late = |observation: Situation| -> f64 {
+        stalls.rounds.iter().map(|round| observation(round).through.late as f64).sum()
     };
     println!("\ntokens through the gateway that took more than a millisecond, in all rounds:");
-    for (situation, watched) in situations {
-        println!("- {situation}: {:.0}", late(watched));
+    for (situation, observation) in situations {
+        println!("- {situation}: {:.0}", late(observation));
     }
-    // Machines stand still now and then, whatever is done.
-    let idle = late(|round| &round.quiet);
+    // A virtual machine stalls now and then, under any load.
+    let idle = late(|round| &round.idle);
     let chance = 3.0 * idle.max(1.0).sqrt();
     let name = "tokens that took more than 1 ms while long prompts are tokenized; most: an idle gateway's, and chance";
-    Bar::new(name, late(|round| &round.meanwhile), (idle + chance).round())
+    Bar::new(name, late(|round| &round.sequential), (idle + chance).round())
 }
 
-/// Prints them; whether all are met.
+/// Prints the bars; returns whether all are met.
 pub(crate) fn verdict(bars: &[Bar]) -> bool {
     println!("\n### Bars\n");
     for bar in bars {
@@ -223,10 +229,13 @@ pub(crate) fn verdict(bars: &[Bar]) -> bool {
     bars.iter().all(Bar::is_met)
 }
 
-/// The last line: the worst of the situations with short prompts.
+/// Prints the last line: the worst of the scenarios with short prompts.
 pub(crate) fn last_line(results: &Results) {
-    let short =
-        results.cells.iter().enumerate().filter(|(_, cell)| cell.bytes == 1024 && !cell.is_paced());
+    let short = results
+        .scenarios
+        .iter()
+        .enumerate()
+        .filter(|(_, scenario)| scenario.bytes == 1024 && !scenario.is_paced());
     let worst =
         short.map(|(at, _)| results.cpu_ratio(at, Kind::CacheAware)).fold(f64::NAN, f64::max);
     println!("gateway: cpu ratio to nginx (1 KB, cache-aware) = {}", shown(worst, 2));

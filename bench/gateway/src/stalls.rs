@@ -1,12 +1,13 @@
-//! What streams suffer while long prompts of others are tokenized.
+//! Delays of streams while the gateway tokenizes long prompts of others.
 //!
-//! The gateway has processors of its own, all but one, and engines and clients have that one: a token is late only by
-//! what the gateway does, by its own scheduling, and by a machine that stands still. What the latter adds is told by
-//! an idle gateway, watched as long.
+//! The gateway has all CPUs but one, engines and clients have that one: a token is late only
+//! because of the gateway, its scheduling, or a stalled machine. The last is measured with an idle
+//! gateway for the same time.
 
 use anyhow::{Context, anyhow};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,82 +16,82 @@ use tokio::task::LocalSet;
 use wornpath_blocks::{Framing, Tokenizer};
 
 use crate::clock::nanos;
-use crate::contestant::{Contestant, Engines, Kind, Places};
-use crate::exchange::Client;
-use crate::instruments::{is_urgent, keep, this_thread};
+use crate::contestant::{Contestant, Engines, Kind, Paths};
+use crate::cpu_pinning::{pin_process, set_realtime, this_thread};
+use crate::http_client::{Client, TokenTimes};
 use crate::prompts::{Delivery, Prompts, Shared};
 use crate::stats::quantile;
 
-/// The least tokens of a long prompt.
+/// Minimum of tokens of a long prompt.
 const LONG_TOKENS: usize = 100_000;
-/// Text by which it is told how long such a prompt is.
+/// Text from which the bytes per token are estimated.
 const SAMPLE_BYTES: usize = 128 << 10;
-/// How long it is watched each time.
-const TIME: Duration = Duration::from_secs(3);
-/// What a token may take, in microseconds.
-const MOST_DELAY: f64 = 1000.0;
-/// Streams that are watched, through the gateway and past it.
+/// The length of each observation.
+const OBSERVED: Duration = Duration::from_secs(3);
+/// Maximum delay of a token that is not late, in microseconds.
+const MAX_DELAY: f64 = 1000.0;
+/// Streams through the gateway, and as many past it.
 const STREAMS: usize = 4;
-/// Long prompts at a time in a crowd.
-const CROWD: usize = 4;
+/// Long prompts in flight in the third situation.
+const CONCURRENT: usize = 4;
 
-/// How late streams were.
+/// The delays of all rounds.
 pub(crate) struct Stalls {
-    /// How many tokens a long prompt has.
+    /// Tokens of a long prompt.
     pub(crate) long_tokens: usize,
-    /// Whether engines and clients ran before all else.
-    pub(crate) are_urgent: bool,
+    /// Whether engines and clients ran with real-time priority.
+    pub(crate) is_realtime: bool,
     pub(crate) rounds: Vec<Round>,
 }
 
-/// Streams in three situations, one after another.
+/// Three situations, one after another.
 pub(crate) struct Round {
-    /// While nothing else happens.
-    pub(crate) quiet: Watched,
-    /// While the gateway tokenizes long prompts, one after another.
-    pub(crate) meanwhile: Watched,
-    /// While it has several of them at a time.
-    pub(crate) crowd: Watched,
+    /// The gateway is idle otherwise.
+    pub(crate) idle: Observation,
+    /// The gateway tokenizes long prompts, one after another.
+    pub(crate) sequential: Observation,
+    /// The gateway tokenizes several long prompts at a time.
+    pub(crate) concurrent: Observation,
 }
 
-/// Streams through the gateway, and past it, which tells how well the instruments work.
-pub(crate) struct Watched {
-    pub(crate) through: Lateness,
-    pub(crate) past: Lateness,
-    /// Long prompts meanwhile.
+/// Delays of streams through the gateway, and past it as a control.
+pub(crate) struct Observation {
+    pub(crate) through: Delays,
+    pub(crate) past: Delays,
+    /// Long prompts sent meanwhile.
     pub(crate) prompts: u64,
 }
 
-/// Microseconds from an engine's sending a token to the client's having it.
+/// Microseconds between the engine's send and the client's receipt of a token.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lateness {
+pub(crate) struct Delays {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
     pub(crate) p999: f64,
     pub(crate) worst: f64,
-    /// How many took longer than may be.
+    /// Tokens over the maximum delay.
     pub(crate) late: usize,
     pub(crate) tokens: usize,
 }
 
-/// When a token was sent, and when its client had it, in nanoseconds.
-type Flight = (u64, u64);
-
-/// Watches streams while long prompts are tokenized, several times.
-pub(crate) async fn stalls(
+/// Measures the delays of streams while long prompts are tokenized, several times.
+pub(crate) async fn measure_stalls(
     engines: &Engines,
-    places: &Places,
+    paths: &Paths,
     tokenizer: &Tokenizer,
     times: usize,
 ) -> anyhow::Result<Stalls> {
     let processors = std::thread::available_parallelism()?.get();
-    anyhow::ensure!(processors > 1, "delays by tokenizing are told with two processors or more");
-    // What it starts has the same processors.
-    keep(std::process::id(), 1..processors)?;
-    let gateway = Contestant::start(Kind::Tokenizer, places, &engines.pods).await?;
-    keep(std::process::id(), 0..1)?;
-    keep(engines.id(), 0..1)?;
-    let are_urgent = is_urgent(engines.id());
+    anyhow::ensure!(
+        processors > 1,
+        "delays by tokenizing need two CPUs or more; this machine has one"
+    );
+    // Child processes inherit the affinity.
+    pin_process(std::process::id(), 1..processors)?;
+    let gateway = Contestant::start(Kind::Tokenizer, paths, &engines.pods).await?;
+    pin_process(std::process::id(), 0..1)?;
+    pin_process(engines.id(), 0..1)?;
+    let is_realtime = set_realtime(engines.id());
     let tokens_of = |text: &str| -> anyhow::Result<usize> {
         let mut ids = Vec::new();
         tokenizer.encode(text, Framing::Bare, &mut ids)?;
@@ -101,10 +102,10 @@ pub(crate) async fn stalls(
     let sample = sample.new_text(0);
     let bytes = LONG_TOKENS * sample.len() / tokens_of(sample)?;
     let long = prompts(bytes + bytes / 50);
-    // Both halves are made of the same words.
+    // Both halves consist of the same words.
     let long_tokens = 2 * tokens_of(long.new_text(0))?;
     anyhow::ensure!(long_tokens >= LONG_TOKENS, "a long prompt has only {long_tokens} tokens");
-    let flood = Flood {
+    let load = LongPromptLoad {
         gateway: gateway.addresses[0],
         long: Rc::new(long),
         next: Rc::new(Cell::new(1 << 42)),
@@ -112,60 +113,69 @@ pub(crate) async fn stalls(
     let pod = engines.pods[0];
     let mut rounds = Vec::new();
     for number in 0..times {
-        let quiet = watch(&flood, pod, 0).await?;
-        let meanwhile = watch(&flood, pod, 1).await?;
-        let crowd = watch(&flood, pod, CROWD).await?;
-        rounds.push(Round { quiet, meanwhile, crowd });
+        let idle = observe(&load, pod, 0).await?;
+        let sequential = observe(&load, pod, 1).await?;
+        let concurrent = observe(&load, pod, CONCURRENT).await?;
+        rounds.push(Round { idle, sequential, concurrent });
         eprintln!("delays by tokenizing: round {} of {times}", number + 1);
     }
-    Ok(Stalls { long_tokens, are_urgent, rounds })
+    Ok(Stalls { long_tokens, is_realtime, rounds })
 }
 
-async fn watch(flood: &Flood, pod: SocketAddr, at_once: usize) -> anyhow::Result<Watched> {
+async fn observe(
+    load: &LongPromptLoad,
+    pod: SocketAddr,
+    in_flight: usize,
+) -> anyhow::Result<Observation> {
     let is_over = Arc::new(AtomicBool::new(false));
     let watcher = {
-        let (is_over, gateway) = (Arc::clone(&is_over), flood.gateway);
+        let is_over = Arc::clone(&is_over);
+        let gateway = load.gateway;
         std::thread::spawn(move || {
-            is_urgent(this_thread());
+            set_realtime(this_thread());
             streams([gateway, pod], &is_over)
         })
     };
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let (start, first) = (nanos(), flood.next.get());
-    match at_once {
-        0 => tokio::time::sleep(TIME).await,
-        _ => flood.send(at_once).await?,
+    let start = nanos();
+    let first = load.next.get();
+    match in_flight {
+        0 => tokio::time::sleep(OBSERVED).await,
+        _ => load.send(in_flight).await?,
     }
     let end = nanos();
     is_over.store(true, Ordering::Relaxed);
-    let flights = watcher.join().map_err(|_| anyhow!("the watching thread ended"))??;
-    let [through, past] = flights.map(|flights| lateness(&flights, (start, end)));
-    Ok(Watched { through, past, prompts: flood.next.get() - first })
+    let tokens = watcher.join().map_err(|_| anyhow!("the observing thread panicked"))??;
+    let [through, past] = tokens.map(|tokens| delays(&tokens, start..end));
+    Ok(Observation { through, past, prompts: load.next.get() - first })
 }
 
 /// Sends long prompts, none of them twice.
-struct Flood {
+struct LongPromptLoad {
     gateway: SocketAddr,
     long: Rc<Prompts>,
     next: Rc<Cell<u64>>,
 }
 
-impl Flood {
-    async fn send(&self, at_once: usize) -> anyhow::Result<()> {
-        let (local, until) = (LocalSet::new(), Instant::now() + TIME);
+impl LongPromptLoad {
+    async fn send(&self, in_flight: usize) -> anyhow::Result<()> {
+        let local = LocalSet::new();
+        let until = Instant::now() + OBSERVED;
         let one = || {
-            let (gateway, long, next) =
-                (self.gateway, Rc::clone(&self.long), Rc::clone(&self.next));
+            let gateway = self.gateway;
+            let long = Rc::clone(&self.long);
+            let next = Rc::clone(&self.next);
             async move {
-                let (mut client, mut request) = (Client::connect(gateway).await?, Vec::new());
+                let mut client = Client::connect(gateway).await?;
+                let mut request = Vec::new();
                 while Instant::now() < until {
                     long.write(next.replace(next.get() + 1), &mut request);
-                    client.ask(&request).await?;
+                    client.request(&request).await?;
                 }
                 anyhow::Ok(())
             }
         };
-        let tasks: Vec<_> = (0..at_once).map(|_| local.spawn_local(one())).collect();
+        let tasks: Vec<_> = (0..in_flight).map(|_| local.spawn_local(one())).collect();
         local.await;
         for task in tasks {
             task.await?.context("a long prompt")?;
@@ -174,19 +184,21 @@ impl Flood {
     }
 }
 
-/// Streams to each of two addresses until told to end.
-fn streams(to: [SocketAddr; 2], is_over: &AtomicBool) -> anyhow::Result<[Vec<Flight>; 2]> {
+/// Runs streams to each of two addresses until `is_over`.
+fn streams(to: [SocketAddr; 2], is_over: &AtomicBool) -> anyhow::Result<[Vec<TokenTimes>; 2]> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let flights = [Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new()))];
+    let tokens = [Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new()))];
     let prompts = Rc::new(Prompts::new(1024, Shared::FirstHalf, Delivery::Stream));
     let one = |number: usize| {
-        let (address, flights) = (to[number % 2], Rc::clone(&flights[number % 2]));
+        let address = to[number % 2];
+        let tokens = Rc::clone(&tokens[number % 2]);
         let prompts = Rc::clone(&prompts);
         async move {
-            let (mut client, mut request) = (Client::connect(address).await?, Vec::new());
+            let mut client = Client::connect(address).await?;
+            let mut request = Vec::new();
             for turn in 0_u64.. {
                 prompts.write(nanos() ^ (number as u64) << 56 ^ turn << 48, &mut request);
-                client.watch(&request, |flight| flights.borrow_mut().push(flight)).await?;
+                client.request_timed(&request, |times| tokens.borrow_mut().push(times)).await?;
             }
             anyhow::Ok(())
         }
@@ -204,19 +216,19 @@ fn streams(to: [SocketAddr; 2], is_over: &AtomicBool) -> anyhow::Result<[Vec<Fli
         }
         anyhow::Ok(())
     })?;
-    Ok(flights.map(|flights| flights.take()))
+    Ok(tokens.map(|tokens| tokens.take()))
 }
 
-fn lateness(flights: &[Flight], (start, end): Flight) -> Lateness {
-    let counted = flights.iter().filter(|(sent, _)| (start..end).contains(sent));
+fn delays(tokens: &[TokenTimes], observed: Range<u64>) -> Delays {
+    let counted = tokens.iter().filter(|times| observed.contains(&times.sent));
     let mut late: Vec<f64> =
-        counted.map(|(sent, had)| had.saturating_sub(*sent) as f64 / 1e3).collect();
-    Lateness {
+        counted.map(|times| times.received.saturating_sub(times.sent) as f64 / 1e3).collect();
+    Delays {
         p50: quantile(&mut late, 0.5),
         p99: quantile(&mut late, 0.99),
         p999: quantile(&mut late, 0.999),
         worst: quantile(&mut late, 1.0),
-        late: late.iter().filter(|late| **late > MOST_DELAY).count(),
+        late: late.iter().filter(|late| **late > MAX_DELAY).count(),
         tokens: late.len(),
     }
 }

@@ -1,6 +1,7 @@
 //! Order statistics.
 
-/// The sample below which `share` of the samples lie (nearest rank); not a number when there is none.
+/// The sample below which `share` of the samples lie (nearest rank); not a number when there is
+/// none.
 pub(crate) fn quantile(samples: &mut [f64], share: f64) -> f64 {
     if samples.is_empty() {
         return f64::NAN;
@@ -9,7 +10,7 @@ pub(crate) fn quantile(samples: &mut [f64], share: f64) -> f64 {
     *samples.select_nth_unstable_by(rank, f64::total_cmp).1
 }
 
-/// The middle, between two if there is no one.
+/// The median of the finite samples; the mean of the two middle ones if their number is even.
 pub(crate) fn median(samples: &[f64]) -> f64 {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|value| value.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What the tokenizer costs by itself.
+//! The cost of rendering and tokenizing alone.
 
 use anyhow::Context;
 use std::fs;
@@ -12,17 +12,17 @@ use crate::clock::thread_cpu;
 use crate::prompts::Prompts;
 use crate::stats::median;
 
-/// Texts that a cost is the median of.
+/// Number of texts whose median cost is taken.
 const TEXTS: u64 = 501;
 
-/// A model's way from messages to tokens.
+/// A model's tokenizer and chat template.
 pub(crate) struct Model {
     pub(crate) tokenizer: Tokenizer,
     template: ChatTemplate,
 }
 
 impl Model {
-    /// Reads a model's tokenizer and chat template.
+    /// Loads a model's tokenizer and chat template.
     pub(crate) fn load(folder: &Path) -> anyhow::Result<Self> {
         let read = |name: &str| {
             let path = folder.join(name);
@@ -34,9 +34,11 @@ impl Model {
         Ok(Self { tokenizer, template: ChatTemplate::from_config(&config)? })
     }
 
-    /// What the new half of such a prompt costs, as a message of its own.
+    /// The cost of the new half of a prompt, as a message of its own.
     pub(crate) fn cost_of_new(&self, prompts: &Prompts) -> anyhow::Result<NewText> {
-        let (mut ids, mut rendering, mut tokenizing) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut rendering = Vec::new();
+        let mut tokenizing = Vec::new();
         for number in 0..TEXTS {
             ids.clear();
             let messages = [json!({"role": "user", "content": prompts.new_text(number)})];
@@ -51,7 +53,7 @@ impl Model {
     }
 }
 
-/// What it takes to turn a message into tokens, in microseconds of CPU.
+/// The cost of turning a message into tokens, in microseconds of CPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewText {
     pub(crate) rendering: f64,

@@ -1,8 +1,9 @@
-//! What the benchmark asks of an index, and the indexes that answer.
+//! The interface that the benchmark needs of an index, and its implementations.
 //!
-//! An adapter splits an index in the part that readers share and the part that the one writer owns,
-//! because that is how each of them is meant to be used: lane maps in `kv-index`, a worker thread
-//! with its lookup table in Dynamo. Each turns the events and queries into its own shape beforehand.
+//! An adapter splits an index into the part that readers share and the part that the one writer
+//! owns, because that is how each of them is meant to be used: lane maps in `kv-index`, a worker
+//! thread with its lookup table in Dynamo. Each converts the events and queries to its own types
+//! beforehand.
 
 use std::ops::Range;
 
@@ -24,9 +25,9 @@ pub(crate) use ours::Ours;
 pub(crate) trait Index: 'static {
     /// Its column in the tables.
     const NAME: &'static str;
-    /// Events in the shape its API takes.
+    /// Events as its API takes them.
     type Log: Send + Sync;
-    /// Queries in the shape its API takes.
+    /// Queries as its API takes them.
     type Queries: Send + Sync;
     /// What readers and the writer share.
     type Shared: Send + Sync;
@@ -35,9 +36,9 @@ pub(crate) trait Index: 'static {
     /// What one reading thread owns.
     type Reader<'a>: Reader<Queries = Self::Queries>;
 
-    /// Turns events into the index's own shape, before anything is timed.
+    /// Converts events to the index's own types, before anything is timed.
     fn log(events: &EventLog) -> Self::Log;
-    /// Turns queries into the index's own shape, before anything is timed.
+    /// Converts queries to the index's own types, before anything is timed.
     fn queries(queries: &QuerySet) -> Self::Queries;
     /// An empty index with pods `0..pods`.
     fn create(pods: usize) -> (Self::Shared, Self::Writer);
@@ -52,21 +53,21 @@ pub(crate) trait Index: 'static {
     fn writer_clock(_writer: &Self::Writer) -> CpuClock {
         CpuClock::CALLER
     }
-    /// A reader of its own.
+    /// A new reader.
     fn reader(shared: &Self::Shared) -> Self::Reader<'_>;
-    /// Takes a pod away, in the way a gateway would.
+    /// Removes a pod, as a gateway does.
     fn remove_pod(shared: &Self::Shared, writer: &mut Self::Writer, pod: u32);
-    /// One bounded step of what removal left to do; whether there is more.
+    /// One bounded step of the sweep after a removal; returns whether there is more.
     fn sweep(_shared: &Self::Shared, _writer: &mut Self::Writer) -> bool {
         false
     }
     /// Housekeeping that runs every few minutes, before memory is measured.
-    fn tidy(_writer: &mut Self::Writer) {}
+    fn housekeep(_writer: &mut Self::Writer) {}
 }
 
 /// A reading thread's view of an index.
 pub(crate) trait Reader {
-    /// Queries in the shape of the index.
+    /// Queries as the index's API takes them.
     type Queries;
 
     /// Looks up a query from the fastest input the API takes, and keeps the answer.
@@ -77,7 +78,7 @@ pub(crate) trait Reader {
     }
     /// The kept answer: every pod's depth (0 for the others).
     fn depths(&self, into: &mut [u32]);
-    /// Whether the kept answer names the pod.
+    /// Whether the kept answer lists the pod.
     fn answers(&self, pod: u32) -> bool;
 }
 

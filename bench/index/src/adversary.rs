@@ -1,7 +1,7 @@
-//! Small caches that were treated badly: what an exact index must still answer right.
+//! Adversarial event sequences on small caches, which an exact index must answer correctly.
 //!
-//! Every case is a short, seeded story of a few pods that store, evict and store again. Only what an
-//! engine could say is said: nothing is evicted that is not there.
+//! Every case is a short, seeded sequence of events of a few pods that store, evict and store
+//! again. All events are possible for an engine: nothing is evicted that is not there.
 
 use rustc_hash::FxHashMap;
 
@@ -10,7 +10,7 @@ use crate::workload::{QuerySet, Random, chained, local};
 
 const BLOCKS: usize = 24;
 
-/// What is done to the caches.
+/// A class of event sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     TailFirst,
@@ -44,7 +44,7 @@ impl Class {
         Everything,
     ];
 
-    /// What its row is called.
+    /// The label of its row.
     pub(crate) fn label(self) -> &'static str {
         match self {
             TailFirst => "tail evicted first",
@@ -61,23 +61,23 @@ impl Class {
         }
     }
 
-    /// Whether only an index that knows tiers can be asked.
+    /// Whether only an index with tiers can be compared.
     pub(crate) fn needs_tiers(self) -> bool {
         matches!(self, Tiers | Everything)
     }
 }
 
-/// One story with the questions to ask about it.
+/// One sequence of events, and the queries to compare.
 pub(crate) struct Case {
     pub(crate) pods: usize,
     pub(crate) log: EventLog,
     pub(crate) leaving: Vec<u32>,
     pub(crate) queries: QuerySet,
-    pub(crate) asked: usize,
+    pub(crate) query_count: usize,
 }
 
 impl Case {
-    /// The story of a class with a seed.
+    /// The case of a class with a seed.
     pub(crate) fn of(class: Class, seed: u64) -> Self {
         let pods = if class == ManyPods { 4096 } else { 8 };
         let branching = !matches!(class, TailFirst | HeadFirst | Middle | UnknownParents);
@@ -92,11 +92,11 @@ impl Case {
             scene.place();
         }
         for _ in 0..pods * 2 {
-            let deed = match class {
+            let action = match class {
                 Everything => Class::ALL[scene.below(Class::ALL.len())],
                 class => class,
             };
-            scene.act(deed);
+            scene.act(action);
         }
         let leaving = match class {
             PodsLeave | Everything => (0..pods as u32).filter(|pod| pod % 3 == 1).collect(),
@@ -116,7 +116,7 @@ struct Scene {
     log: EventLog,
     /// Copies of a block on a pod's tier.
     copies: FxHashMap<(u32, u64, u8), u16>,
-    /// What was placed where, so that what is done next strikes something.
+    /// Pods and chains that were stored, so that later actions hit stored blocks.
     placed: Vec<(u32, usize)>,
 }
 
@@ -208,18 +208,18 @@ impl Scene {
 
     /// Evicts one copy of each of these blocks that the pod has on the tier, in this order.
     fn evict(&mut self, pod: u32, chain: usize, blocks: impl Iterator<Item = usize>, tier: u8) {
-        let mut gone = Vec::new();
+        let mut evicted = Vec::new();
         for i in blocks {
             let key = (pod, self.chains[chain].0[i], tier);
             if let Some(count) = self.copies.get_mut(&key) {
-                gone.push(key.1);
+                evicted.push(key.1);
                 *count -= 1;
                 if *count == 0 {
                     self.copies.remove(&key);
                 }
             }
         }
-        for piece in gone.chunks(MOST_BLOCKS) {
+        for piece in evicted.chunks(MOST_BLOCKS) {
             self.log.remove(pod, piece);
             self.log.on_tier(tier);
         }
@@ -230,7 +230,8 @@ impl Scene {
         for i in (0..BLOCKS).rev() {
             let seq = self.chains[chain].0[i];
             if self.below(2) == 0 && self.copies.contains_key(&(pod, seq, 0)) {
-                let (content, parent) = (self.chains[chain].1[i], i.checked_sub(1));
+                let content = self.chains[chain].1[i];
+                let parent = i.checked_sub(1);
                 let parent = parent.map(|before| self.chains[chain].0[before]);
                 self.log.store(pod, parent, &[seq], &[content]);
                 self.log.on_tier(tier);
@@ -240,9 +241,10 @@ impl Scene {
     }
 
     fn act(&mut self, class: Class) {
-        let struck = self.below(self.placed.len());
-        let (pod, chain) = self.placed[struck];
-        let (a, b) = (self.below(BLOCKS), self.below(BLOCKS));
+        let index = self.below(self.placed.len());
+        let (pod, chain) = self.placed[index];
+        let a = self.below(BLOCKS);
+        let b = self.below(BLOCKS);
         let middle = a.min(b)..a.max(b) + 1;
         match class {
             TailFirst | PodsLeave => self.evict(pod, chain, (a..BLOCKS).rev(), 0),
@@ -283,11 +285,11 @@ impl Scene {
         }
     }
 
-    /// Asks for every chain, and for every chain left at a random depth.
+    /// Queries every chain, and every chain with another continuation from a random depth.
     fn case(mut self, leaving: Vec<u32>) -> Case {
         let mut queries = QuerySet { blocks: BLOCKS, locals: Vec::new(), seqs: Vec::new() };
-        let asked = self.chains.len() * 2;
-        for query in 0..asked {
+        let query_count = self.chains.len() * 2;
+        for query in 0..query_count {
             let mut locals = self.chains[query % 12].1.clone();
             if query >= 12 {
                 let keep = self.below(BLOCKS);
@@ -296,6 +298,6 @@ impl Scene {
             queries.seqs.extend(chained(&locals));
             queries.locals.extend(locals);
         }
-        Case { pods: self.pods, log: self.log, leaving, queries, asked }
+        Case { pods: self.pods, log: self.log, leaving, queries, query_count }
     }
 }

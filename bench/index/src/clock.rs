@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 pub(crate) struct CpuClock(libc::clockid_t);
 
 impl CpuClock {
-    /// The clock of whichever thread reads it.
+    /// The clock of the calling thread.
     pub(crate) const CALLER: Self = Self(libc::CLOCK_THREAD_CPUTIME_ID);
 
     /// The clock of another thread, which must not have been joined yet.
     pub(crate) fn of(thread: libc::pthread_t) -> Self {
         let mut clock = 0;
-        // SAFETY: the thread has not been joined, so its id is valid; `clock` is a valid place.
+        // SAFETY: the thread has not been joined, so its id is valid; `clock` is a valid pointer
+        // target.
         let error = unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) };
         assert_eq!(error, 0, "a thread that runs has a CPU clock");
         Self(clock)
@@ -27,7 +28,7 @@ impl CpuClock {
     /// CPU time used so far.
     pub(crate) fn now(self) -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is a valid place for the answer.
+        // SAFETY: `time` is valid for writing the result.
         let error = unsafe { libc::clock_gettime(self.0, &raw mut time) };
         assert_eq!(error, 0, "the kernel knows the CPU clocks of threads");
         Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -79,7 +80,8 @@ pub(crate) struct Ticks {
 impl Ticks {
     /// Measures both, in about 30 ms.
     pub(crate) fn calibrate() -> Self {
-        let (wall, first) = (Instant::now(), stamp());
+        let wall = Instant::now();
+        let first = stamp();
         while wall.elapsed() < Duration::from_millis(20) {}
         let nanos = wall.elapsed().as_nanos() as f64 / (stamp() - first) as f64;
         let first = stamp();

@@ -1,7 +1,7 @@
-//! One index's life through workload TREE, measured step by step.
+//! One index through workload TREE, measured step by step.
 //!
-//! The steps are object-safe, so that the harness can take one step of every index before it takes
-//! the next: neighbours in time are compared with each other.
+//! The steps are object-safe, so that the harness can run one step of every index before the next:
+//! measurements close in time are compared with each other.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 use crate::adapters::{Index, Naive, Reader};
 use crate::clock::{CpuClock, Ticks, pin, stamp};
 use crate::removal::{self, Removal};
-use crate::stats::quantile;
+use crate::stats::Latency;
 use crate::workload::{CHECKED, QUERIES, Workload};
 
 /// Blocks per second that the paced writer writes.
 const WRITE_RATE: f64 = 500_000.0;
-/// Events that the paced writer applies between two looks at the clock.
+/// Events that the paced writer applies between two readings of the clock.
 const WRITE_BURST: usize = 8;
 /// Queries compared with the oracle, pod by pod.
 const FINGERPRINTED: usize = 1024;
 /// Samples kept while a writer runs.
 const MOST_SAMPLES: usize = 4 << 20;
 
-/// Which hashes a query is given as.
+/// The hashes that a query passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The fastest input the API takes: the chained hashes for ours, contents for the peers.
     Cumulative,
-    /// Content hashes: whatever chain an index needs it computes itself.
+    /// Content hashes: an index computes the chain itself, if it needs one.
     Local,
 }
 
-/// Points in a life at which the answers are known.
+/// Points at which the correct answers are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Built,
@@ -40,40 +40,26 @@ pub(crate) enum Stage {
     Removed,
 }
 
-/// Latency of single queries, in microseconds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Latency {
-    pub(crate) p50: f64,
-    pub(crate) p99: f64,
-}
-
-impl Latency {
-    pub(crate) fn of(samples: &mut [u32], ticks: Ticks) -> Self {
-        let micros = |share, samples: &mut [u32]| quantile(samples, share) * ticks.nanos / 1000.0;
-        Self { p50: micros(0.5, samples), p99: micros(0.99, samples) }
-    }
-}
-
 /// What the oracle answers, as one hash per query, at each stage.
 pub(crate) struct Expected([Vec<u64>; 3]);
 
 impl Expected {
-    /// Runs the oracle through the life.
+    /// Runs the oracle through all stages.
     pub(crate) fn of(workload: &Workload) -> Self {
-        let mut life = Life::<Naive>::new(workload);
-        life.create();
-        life.apply(0..workload.built);
-        let built = life.fingerprints();
-        life.apply(workload.built..workload.churned[1]);
-        let churned = life.fingerprints();
+        let mut run = IndexRun::<Naive>::new(workload);
+        run.create();
+        run.apply(0..workload.built);
+        let built = run.fingerprints();
+        run.apply(workload.built..workload.churned[1]);
+        let churned = run.fingerprints();
         for pod in removal::ALONE.chain(removal::WATCHED) {
-            life.remove_pod(pod);
+            run.remove_pod(pod);
         }
-        Self([built, churned, life.fingerprints()])
+        Self([built, churned, run.fingerprints()])
     }
 }
 
-/// The steps of a life.
+/// The steps of a contestant.
 pub(crate) trait Contestant {
     fn name(&self) -> &'static str;
     /// Makes an empty index.
@@ -100,22 +86,22 @@ pub(crate) trait Contestant {
     /// Removes every pod and finishes all sweeping and housekeeping.
     fn remove_all(&mut self);
     /// Runs housekeeping.
-    fn tidy(&mut self);
+    fn housekeep(&mut self);
     /// Compares the answers with the check values.
     fn check(&self, stage: Stage) -> Result<(), String>;
     /// Compares the answers with the oracle.
     fn compare(&self, stage: Stage, expected: &Expected) -> Result<(), String>;
 }
 
-/// An index with its share of the workload.
-pub(crate) struct Life<'w, I: Index> {
+/// An index with the workload in its own format.
+pub(crate) struct IndexRun<'w, I: Index> {
     workload: &'w Workload,
     log: I::Log,
     queries: I::Queries,
     index: Option<(I::Shared, I::Writer)>,
 }
 
-impl<'w, I: Index> Life<'w, I> {
+impl<'w, I: Index> IndexRun<'w, I> {
     pub(crate) fn new(workload: &'w Workload) -> Self {
         let log = I::log(&workload.log);
         let queries = I::queries(&workload.queries);
@@ -159,7 +145,7 @@ impl<'w, I: Index> Life<'w, I> {
     }
 }
 
-impl<I: Index> Contestant for Life<'_, I> {
+impl<I: Index> Contestant for IndexRun<'_, I> {
     fn name(&self) -> &'static str {
         I::NAME
     }
@@ -219,11 +205,15 @@ impl<I: Index> Contestant for Life<'_, I> {
         let events = self.workload.churned[0]..self.workload.churned[1];
         let blocks = self.workload.log.blocks_in(events.clone());
         let (shared, writer) = self.index.as_mut().expect("every step comes after `create`");
-        let (log, source) = (&self.log, &self.workload.log);
+        let log = &self.log;
+        let source = &self.workload.log;
         let mut samples = Vec::with_capacity(MOST_SAMPLES);
-        let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
+        let ready = Barrier::new(2);
+        let done = AtomicBool::new(false);
         let span = std::thread::scope(|scope| {
-            let (shared, ready, done) = (&*shared, &ready, &done);
+            let shared = &*shared;
+            let ready = &ready;
+            let done = &done;
             let writing = scope.spawn(move || {
                 pin(1);
                 ready.wait();
@@ -241,7 +231,8 @@ impl<I: Index> Contestant for Life<'_, I> {
             });
             let mut reader = I::reader(shared);
             ready.wait();
-            let (mut query, mut last) = (0, stamp());
+            let mut query = 0;
+            let mut last = stamp();
             while !done.load(Relaxed) {
                 reader.lookup(&self.queries, query);
                 black_box(&mut reader);
@@ -258,15 +249,18 @@ impl<I: Index> Contestant for Life<'_, I> {
     }
 
     fn two_readers(&self, span: Duration) -> f64 {
-        let (shared, queries) = (self.shared(), &self.queries);
-        let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
+        let shared = self.shared();
+        let queries = &self.queries;
+        let ready = Barrier::new(2);
+        let done = AtomicBool::new(false);
         let total = AtomicU64::new(0);
         let read = |core: usize, lead: bool| {
             pin(core);
             let mut reader = I::reader(shared);
             ready.wait();
             let start = Instant::now();
-            let (mut query, mut count) = (core * QUERIES / 2, 0);
+            let mut query = core * QUERIES / 2;
+            let mut count = 0;
             while !done.load(Relaxed) {
                 for _ in 0..32 {
                     reader.lookup(queries, query);
@@ -297,18 +291,19 @@ impl<I: Index> Contestant for Life<'_, I> {
         for pod in 0..self.workload.size.pods as u32 {
             self.remove_pod(pod);
         }
-        self.tidy();
+        self.housekeep();
     }
 
-    fn tidy(&mut self) {
+    fn housekeep(&mut self) {
         let (_, writer) = self.index.as_mut().expect("every step comes after `create`");
-        I::tidy(writer);
+        I::housekeep(writer);
     }
 
     fn check(&self, stage: Stage) -> Result<(), String> {
         let mut reader = I::reader(self.shared());
         let mut depths = vec![0; self.workload.size.pods];
-        let (mut sum, mut pods) = (0_u64, 0_usize);
+        let mut sum = 0_u64;
+        let mut pods = 0_usize;
         for query in 0..CHECKED {
             reader.lookup(&self.queries, query);
             reader.depths(&mut depths);

@@ -1,8 +1,8 @@
 //! One pod whose cache is full: every block that comes evicts another, generation after generation.
 //!
-//! An engine runs like this for months, with its tables at one size and all of their content replaced
-//! again and again. What a block costs then is compared with what it costs in the first generations
-//! after the cache became full.
+//! An engine runs like this for months, with its tables at one size and all of their content
+//! replaced again and again. What a block costs then is compared with what it costs in the first
+//! generations after the cache became full.
 
 use crate::adapters::{Crtc, Index, KvIndex, Ours};
 use crate::log::EventLog;
@@ -12,25 +12,25 @@ use crate::workload::{chained, local};
 
 /// Blocks of each prompt.
 const PROMPT: u64 = 32;
-/// Generations with blocks of their own; then they come again, long after they were evicted.
+/// Generations with distinct blocks; after these the blocks repeat, long after they were evicted.
 const DISTINCT: usize = 16;
 /// Generations at each end of the run of which the median counts.
 const COMPARED: usize = 7;
-/// The cost of a block in an old cache divided by that in a young one is at most this.
+/// Maximum of the cost of a block in an old cache divided by that in a young one.
 const BAR: f64 = 1.2;
 
-/// Caches a little smaller than the sizes at which our tables of names grow, and one at which an earlier
-/// table, which counted what had passed a bucket, crawled.
+/// Cache sizes just below those at which our tables of aliases grow, and one at which an earlier
+/// table, which counted the entries that had passed a bucket, became slow.
 const PROMPTS: [u64; 3] = [855, 1_003, 4_620];
 
 /// The events of a full cache.
-struct Life {
+struct FullCache {
     log: EventLog,
-    /// Where the events of the first fill end, and then those of each generation.
+    /// The ends of the first fill and of each generation, as positions in the log.
     ends: Vec<usize>,
 }
 
-impl Life {
+impl FullCache {
     fn of(prompts: u64) -> Self {
         let mut log = EventLog::default();
         let prompt = |generation: usize, prompt: u64| {
@@ -45,9 +45,9 @@ impl Life {
         let mut ends = vec![log.events.len()];
         for generation in 0..DISTINCT {
             for number in 0..prompts {
-                let (mut gone, _) = prompt(generation, number);
-                gone.reverse();
-                log.remove(0, &gone);
+                let (mut evicted, _) = prompt(generation, number);
+                evicted.reverse();
+                log.remove(0, &evicted);
                 let (seqs, locals) = prompt((generation + 1) % DISTINCT, number);
                 log.store(0, None, &seqs, &locals);
             }
@@ -82,11 +82,11 @@ pub(crate) fn table(generations: usize, raw: bool) {
     println!("  blocks               first     20th     last  last/first");
     let mut met = true;
     for prompts in PROMPTS {
-        let life = Life::of(prompts);
+        let cache = FullCache::of(prompts);
         let columns = [
-            (KvIndex::NAME, life.run::<KvIndex>(generations)),
-            (Crtc::NAME, life.run::<Crtc>(generations)),
-            (Ours::NAME, life.run::<Ours>(generations)),
+            (KvIndex::NAME, cache.run::<KvIndex>(generations)),
+            (Crtc::NAME, cache.run::<Crtc>(generations)),
+            (Ours::NAME, cache.run::<Ours>(generations)),
         ];
         for (name, nanos) in columns {
             let median = |part: &[f64]| Spread::of(part).map_or(f64::NAN, |spread| spread.median);

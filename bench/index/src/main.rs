@@ -140,7 +140,7 @@ fn main() -> ExitCode {
     outcome
 }
 
-/// Says what was wrong, if anything.
+/// Prints the wrong results, if any.
 fn outcome(failures: &[String]) -> ExitCode {
     for failure in failures.iter().take(20) {
         println!("WRONG {failure}");

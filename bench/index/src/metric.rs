@@ -1,4 +1,4 @@
-//! What is measured, and the bar each measure must reach.
+//! The metrics, and the bar of each.
 
 /// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,10 +7,10 @@ pub(crate) enum Better {
     Higher,
 }
 
-/// What ours must reach.
+/// The limit that ours must keep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
-    /// Nothing: information.
+    /// None: for information.
     None,
     /// Ours divided by the better peer is at most this.
     RatioAtMost(f64),
@@ -86,7 +86,7 @@ impl Metric {
         }
     }
 
-    /// Whether dividing ours by a peer's figure says anything.
+    /// Whether the ratio of ours to a peer's figure is meaningful.
     pub(crate) fn compares(self) -> bool {
         !matches!(self, StaleDuring | StaleAfter | SweepP99 | BytesLeft)
     }

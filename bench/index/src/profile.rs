@@ -1,10 +1,10 @@
-//! One phase of one index over and over, for a profiler to look at.
+//! One phase of one index over and over, for a profiler.
 
 use crate::contest::Input;
 use crate::rounds::contestants;
 use crate::workload::Workload;
 
-/// What is repeated.
+/// The phase that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Query,
@@ -14,23 +14,23 @@ pub(crate) enum Phase {
 
 /// Runs a phase `rounds` times and prints its CPU nanoseconds per query or block.
 pub(crate) fn run(workload: &Workload, only: Option<&str>, phase: Phase, rounds: usize) {
-    for mut life in contestants(workload, only) {
+    for mut contestant in contestants(workload, only) {
         for _ in 0..rounds {
-            life.create();
+            contestant.create();
             let mut nanos = 0.0;
             match phase {
-                Phase::Store => profiled_phase(&mut || nanos = life.store()),
+                Phase::Store => profiled_phase(&mut || nanos = contestant.store()),
                 Phase::Churn => {
-                    life.store();
-                    profiled_phase(&mut || nanos = life.churn());
+                    contestant.store();
+                    profiled_phase(&mut || nanos = contestant.churn());
                 }
                 Phase::Query => {
-                    life.store();
-                    profiled_phase(&mut || nanos = life.query(Input::Cumulative, 1));
+                    contestant.store();
+                    profiled_phase(&mut || nanos = contestant.query(Input::Cumulative, 1));
                 }
             }
-            println!("{} {} {phase:?}: {nanos:.1} ns", workload.size.name, life.name());
-            life.end();
+            println!("{} {} {phase:?}: {nanos:.1} ns", workload.size.name, contestant.name());
+            contestant.end();
         }
     }
 }

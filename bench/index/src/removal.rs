@@ -1,7 +1,7 @@
-//! How a pod leaves: how long the call takes, who still answers the pod, and what queries feel.
+//! Removal of a pod: the time of the call, stale answers, and the latency of queries meanwhile.
 //!
-//! A reader notes, before every query, how far the removal has got. So a query that is counted as
-//! "started after the call returned" certainly did, whatever the clocks say.
+//! A reader notes the phase of the removal before every query. So a query that is counted as
+//! "started after the call returned" certainly did, independent of clocks.
 
 use std::hint::black_box;
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::adapters::{Index, Reader};
 use crate::clock::{Ticks, pin, stamp};
-use crate::contest::Latency;
+use crate::stats::Latency;
 use crate::workload::QUERIES;
 
 /// Pods removed with nothing else running.
@@ -18,7 +18,7 @@ pub(crate) const ALONE: RangeInclusive<u32> = 0..=3;
 /// Pods removed while a reader reads.
 pub(crate) const WATCHED: RangeInclusive<u32> = 4..=11;
 
-/// What removal costs.
+/// The cost of removal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Removal {
     /// Microseconds that a call takes, alone: the mean of four.
@@ -34,8 +34,8 @@ pub(crate) struct Removal {
     pub(crate) p99_ratio: f64,
 }
 
-/// Queries that the reader asks before a pod is removed, so that it is certainly at work by then.
-const RUN_UP: usize = 1024;
+/// Queries of the reader before a pod is removed, so that it is certainly running by then.
+const WARM_UP: usize = 1024;
 
 const STARTING: u8 = 0;
 const READING: u8 = 1;
@@ -44,13 +44,31 @@ const RETURNED: u8 = 3;
 const SWEPT: u8 = 4;
 const STOP: u8 = 5;
 
-/// What the reader saw while one pod was removed.
+/// What the reader observed while one pod was removed.
 #[derive(Default)]
 struct Watch {
-    during: (u64, u64),
-    after: (u64, u64),
+    during: StaleCount,
+    after: StaleCount,
     last_seen: u64,
     samples: Vec<u32>,
+}
+
+/// Queries that still answered the pod, and all queries.
+#[derive(Clone, Copy, Default)]
+struct StaleCount {
+    stale: u64,
+    all: u64,
+}
+
+impl StaleCount {
+    fn add(&mut self, other: Self) {
+        self.stale += other.stale;
+        self.all += other.all;
+    }
+
+    fn percent(self) -> f64 {
+        100.0 * self.stale as f64 / (self.all as f64).max(1.0)
+    }
 }
 
 /// Removes twelve pods and finishes their sweeps.
@@ -68,21 +86,22 @@ pub(crate) fn measure<I: Index>(
         while I::sweep(shared, writer) {}
     }
     let mut idle = idle_samples::<I>(shared, queries);
-    let (mut seen_ticks, mut busy) = (0, Vec::new());
-    let (mut during, mut after) = ((0, 0), (0, 0));
+    let mut seen_ticks = 0;
+    let mut busy = Vec::new();
+    let mut during = StaleCount::default();
+    let mut after = StaleCount::default();
     for pod in WATCHED {
         let (called, watch) = remove_watched::<I>(shared, writer, queries, pod);
         seen_ticks += watch.last_seen.saturating_sub(called);
         busy.extend(watch.samples);
-        during = (during.0 + watch.during.0, during.1 + watch.during.1);
-        after = (after.0 + watch.after.0, after.1 + watch.after.1);
+        during.add(watch.during);
+        after.add(watch.after);
     }
-    let share = |(hits, all): (u64, u64)| 100.0 * hits as f64 / (all as f64).max(1.0);
     Removal {
         call_us: call.as_nanos() as f64 / 1000.0 / ALONE.count() as f64,
         invisible_us: seen_ticks as f64 * ticks.nanos / 1000.0 / WATCHED.count() as f64,
-        stale_during: share(during),
-        stale_after: share(after),
+        stale_during: during.percent(),
+        stale_after: after.percent(),
         p99_ratio: Latency::of(&mut busy, ticks).p99 / Latency::of(&mut idle, ticks).p99,
     }
 }
@@ -93,7 +112,7 @@ fn idle_samples<I: Index>(shared: &I::Shared, queries: &I::Queries) -> Vec<u32> 
     let mut last = stamp();
     for query in (0..QUERIES).chain(0..QUERIES) {
         reader.lookup(queries, query);
-        // The watching reader looks for its pod; so that both do the same, this one does too.
+        // The watching reader checks for its pod; this one does the same work.
         black_box(reader.answers(*WATCHED.start()));
         let now = stamp();
         samples.push((now - last) as u32);
@@ -102,7 +121,8 @@ fn idle_samples<I: Index>(shared: &I::Shared, queries: &I::Queries) -> Vec<u32> 
     samples
 }
 
-/// Removes one pod on another core while this thread reads; the stamp of the call, and what was seen.
+/// Removes one pod on another core while this thread reads. Returns the stamp of the call and the
+/// observations.
 fn remove_watched<I: Index>(
     shared: &I::Shared,
     writer: &mut I::Writer,
@@ -135,9 +155,10 @@ fn remove_watched<I: Index>(
 fn watch<I: Index>(shared: &I::Shared, queries: &I::Queries, pod: u32, phase: &AtomicU8) -> Watch {
     let mut reader = I::reader(shared);
     let mut watch = Watch { samples: Vec::with_capacity(1 << 16), ..Watch::default() };
-    let (mut reads, mut last) = (0, stamp());
+    let mut reads = 0;
+    let mut last = stamp();
     loop {
-        if reads == RUN_UP {
+        if reads == WARM_UP {
             phase.store(READING, Ordering::SeqCst);
         }
         let started_in = phase.load(Ordering::SeqCst);
@@ -157,8 +178,8 @@ fn watch<I: Index>(shared: &I::Shared, queries: &I::Queries, pod: u32, phase: &A
             CALLED => &mut watch.during,
             _ => &mut watch.after,
         };
-        counts.0 += u64::from(answered);
-        counts.1 += 1;
+        counts.stale += u64::from(answered);
+        counts.all += 1;
         if answered {
             watch.last_seen = now;
         }

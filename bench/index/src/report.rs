@@ -33,7 +33,7 @@ pub(crate) fn table(results: &Results) {
     }
 }
 
-/// What the reader of the tables must know.
+/// Prints notes on the comparison.
 pub(crate) fn notes() {
     println!(
         "

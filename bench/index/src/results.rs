@@ -60,8 +60,8 @@ impl Results {
         Spread::of(&ratios).map(|spread| Ratio { peer, spread })
     }
 
-    /// Whether the bar of a metric is met, with the figure and what it is compared with. `None` when
-    /// there is no bar or ours did not take part.
+    /// Whether the bar of a metric is met, with the figure and what it is compared with. `None`
+    /// when there is no bar or ours did not take part.
     pub(crate) fn verdict(&self, metric: Metric) -> Option<(bool, String)> {
         let ratio = || self.ratio(metric).map(|ratio| ratio.spread);
         let (spread, limit, sign, met) = match metric.bar(self.size) {

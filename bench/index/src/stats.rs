@@ -1,5 +1,7 @@
 //! Order statistics of a few samples.
 
+use crate::clock::Ticks;
+
 /// The middle of a set of samples and how far they spread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
@@ -21,7 +23,8 @@ impl Spread {
         sorted.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let place = share * (sorted.len() - 1) as f64;
-            let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+            let low = sorted[place.floor() as usize];
+            let high = sorted[place.ceil() as usize];
             low + (high - low) * place.fract()
         };
         (!sorted.is_empty()).then(|| Self {
@@ -33,9 +36,23 @@ impl Spread {
     }
 }
 
+/// Latency of single queries, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latency {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+impl Latency {
+    pub(crate) fn of(samples: &mut [u32], ticks: Ticks) -> Self {
+        let micros = |share, samples: &mut [u32]| quantile(samples, share) * ticks.nanos / 1000.0;
+        Self { p50: micros(0.5, samples), p99: micros(0.99, samples) }
+    }
+}
+
 /// The sample below which `share` of the samples lie (nearest rank); not a number when there is no
 /// sample. Reorders the samples.
-pub(crate) fn quantile(samples: &mut [u32], share: f64) -> f64 {
+fn quantile(samples: &mut [u32], share: f64) -> f64 {
     if samples.is_empty() {
         return f64::NAN;
     }

@@ -1,4 +1,4 @@
-//! Workload TREE: what a fleet's cache events and queries look like, from one seed.
+//! Workload TREE: cache events and queries of a fleet, generated from one seed.
 //!
 //! Conversations share system prompts and branches of them, each lives on one to three pods, new
 //! ones come and the tails of the oldest are evicted. Everything is generated once per size and
@@ -22,7 +22,7 @@ const CHURN_PAIRS: usize = 300_000;
 /// How many churns are generated: two for the timed life, six for the memory measure.
 pub(crate) const CHURNS: usize = 6;
 
-/// What the workload must come to, from its specification.
+/// The check values of the workload's specification.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckValues {
     pub(crate) depths_built: u64,
@@ -202,7 +202,8 @@ impl Tree {
 
     /// Contents of a chain.
     fn contents(&self, of: Conversation) -> Vec<u64> {
-        let (quarter, half) = (self.size.blocks as u64 / 4, self.size.blocks as u64 / 2);
+        let quarter = self.size.blocks as u64 / 4;
+        let half = self.size.blocks as u64 / 2;
         (0..self.size.blocks as u64)
             .map(|i| match i {
                 _ if i < quarter => local(1, of.system, i),
@@ -246,7 +247,8 @@ impl Tree {
     }
 
     fn build(&mut self) {
-        let (pods, blocks) = (self.size.pods as u64, self.size.blocks as u64);
+        let pods = self.size.pods as u64;
+        let blocks = self.size.blocks as u64;
         let mut pairs = 0;
         while pairs < PAIRS {
             let conversation = self.converse();

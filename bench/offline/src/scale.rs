@@ -1,4 +1,5 @@
-//! A million requests of 64 blocks, planned in a process of its own so that its memory can be told.
+//! A million requests of 64 blocks, planned in a process of its own so that its memory is measured
+//! alone.
 
 use anyhow::Context;
 use std::num::NonZeroUsize;
@@ -19,11 +20,12 @@ pub(crate) fn measure() -> anyhow::Result<(f64, f64)> {
     let output = std::process::Command::new(std::env::current_exe()?).arg("--scale").output()?;
     let text = String::from_utf8(output.stdout)?;
     let mut words = text.split_whitespace().map(str::parse::<f64>);
-    let mut next = || words.next().context("the other process said nothing")?.context("no number");
+    let mut next =
+        || words.next().context("the planning process printed nothing")?.context("no number");
     Ok((next()?, next()?))
 }
 
-/// Makes the queue, plans it, and prints seconds of planning and mebibytes at most.
+/// Generates the queue, plans it, and prints the seconds of planning and the peak in mebibytes.
 pub(crate) fn plan_a_million() -> anyhow::Result<()> {
     let queue = queue()?;
     let start = Instant::now();

@@ -1,7 +1,7 @@
-//! Queues to plan: two generated ones, and traces.
+//! The queues: three generated ones, and recorded traces.
 //!
-//! All come in an order that has nothing to do with what they share, as files do that somebody wrote row
-//! by row: documents and prefixes take turns, and traces are in the order of their times.
+//! Their order has nothing to do with what requests share, as in a file written row by row:
+//! documents and prefixes are shuffled, and traces are in the order of their times.
 
 use anyhow::Context;
 use std::num::NonZeroUsize;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
-/// Where all chance comes from.
+/// Seed of all random choices.
 const SEED: u64 = 42;
 
 /// Tokens per block of the generated queues, as engines have it.
@@ -49,7 +49,7 @@ pub(crate) fn labels() -> Workload {
     Workload { name: "labels".to_owned(), trace, tight: 48_000 }
 }
 
-/// A recorded trace, all of whose requests are there from the start.
+/// A recorded trace, with all requests queued from the start.
 pub(crate) fn recorded(path: &Path) -> anyhow::Result<Workload> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
@@ -79,7 +79,7 @@ impl Shape {
             let shared = pick(&self.prefix);
             for question in 0..self.questions {
                 let prompt_tokens = shared + pick(&self.question);
-                let blocks = names(prefix, question, shared, prompt_tokens);
+                let blocks = block_ids(prefix, question, shared, prompt_tokens);
                 let output_tokens = pick(&output);
                 let start = TraceStart::At(Duration::ZERO);
                 turns.push(TraceTurn {
@@ -92,21 +92,22 @@ impl Shape {
             }
         }
         let mut rng = Rng::new(SEED + 1);
-        for place in (1..turns.len()).rev() {
-            turns.swap(place, rng.below(place + 1));
+        for index in (1..turns.len()).rev() {
+            turns.swap(index, rng.below(index + 1));
         }
         Trace { block_size: BLOCK, turns }
     }
 }
 
-/// Names of blocks: those that end inside the shared part carry the prefix, the others also the question.
-fn names(prefix: usize, question: usize, shared: usize, tokens: usize) -> Arc<[u64]> {
+/// Block ids: those of blocks inside the shared part depend on the prefix, the others also on the
+/// question.
+fn block_ids(prefix: usize, question: usize, shared: usize, tokens: usize) -> Arc<[u64]> {
     let full = |tokens: usize| tokens / BLOCK.get();
-    let name = |block: usize| {
+    let id = |block: usize| {
         let own = if block < full(shared) { 0 } else { question as u64 + 1 };
         let plain = (prefix as u64) << 40 | (own << 20) | block as u64;
-        // Names are hashes: their order must say nothing.
+        // Ids are hashes: their order must carry no information.
         Rng::new(plain).bits()
     };
-    (0..full(tokens)).map(name).collect()
+    (0..full(tokens)).map(id).collect()
 }

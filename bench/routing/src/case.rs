@@ -1,4 +1,4 @@
-//! What is replayed: a trace on a fleet, at a load that the best policies can just carry.
+//! The cases: a trace on a fleet, at a load that the best policies can just sustain.
 
 use anyhow::{Context, bail, ensure};
 use std::num::NonZeroUsize;
@@ -19,34 +19,44 @@ pub(crate) struct Case {
     pub(crate) engine: String,
     pub(crate) pods: usize,
     pub(crate) speed: f64,
-    /// How often every session is replayed.
+    /// Copies of every session.
     pub(crate) copies: usize,
     pub(crate) seeds: u64,
 }
 
-/// The traces: file, engine, copies of sessions per 8 pods, seeds, and the speeds for 8 and 16 pods, about
-/// 0.8 of the most at which the best policy keeps p95 TTFT under 5 s. The arXiv trace is too short for that
-/// rule: three minutes of it never settle at such a load, so it runs lightly loaded.
-type Listed = (&'static str, &'static str, usize, u64, [f64; 2]);
-const LISTED: [Listed; 6] = [
-    ("mooncake_conversation_h1.jsonl", "8b-h200", 1, 3, [4.25, 9.5]),
-    ("toolagent_like_a.jsonl", "8b-h200", 1, 3, [5.7, 13.5]),
-    ("mooncake_synthetic_a.jsonl", "8b-h200", 1, 3, [5.5, 14.5]),
-    ("mooncake_arxiv_first1000.jsonl", "8b-h200", 1, 3, [2.0, 4.5]),
-    ("weka_agentic_a.jsonl", "8b-h200", 2, 3, [0.75, 0.75]),
-    ("b2b_saas_ramp.jsonl", "32b-h100x2", 1, 5, [0.2, 0.4]),
+/// A recorded trace and how it is replayed.
+struct RecordedTrace {
+    file: &'static str,
+    engine: &'static str,
+    /// Copies of sessions per 8 pods.
+    copies: usize,
+    seeds: u64,
+    /// For 8 and 16 pods, about 0.8 of the highest speed at which the best policy keeps p95 TTFT
+    /// under 5 s. The arXiv trace is too short for that rule: three minutes of it never reach a
+    /// steady state at such a load, so it runs lightly loaded.
+    speeds: [f64; 2],
+}
+
+#[rustfmt::skip]
+const RECORDED: [RecordedTrace; 6] = [
+    RecordedTrace { file: "mooncake_conversation_h1.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [4.25, 9.5] },
+    RecordedTrace { file: "toolagent_like_a.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [5.7, 13.5] },
+    RecordedTrace { file: "mooncake_synthetic_a.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [5.5, 14.5] },
+    RecordedTrace { file: "mooncake_arxiv_first1000.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [2.0, 4.5] },
+    RecordedTrace { file: "weka_agentic_a.jsonl", engine: "8b-h200", copies: 2, seeds: 3, speeds: [0.75, 0.75] },
+    RecordedTrace { file: "b2b_saas_ramp.jsonl", engine: "32b-h100x2", copies: 1, seeds: 5, speeds: [0.2, 0.4] },
 ];
 
-/// Every listed trace at 8 and at 16 pods.
-pub(crate) fn listed() -> Vec<Case> {
+/// Every recorded trace at 8 and at 16 pods.
+pub(crate) fn recorded() -> Vec<Case> {
     let of = |at: usize| {
-        LISTED.iter().map(move |(file, engine, copies, seeds, speeds)| Case {
-            file: (*file).to_owned(),
-            engine: (*engine).to_owned(),
+        RECORDED.iter().map(move |trace| Case {
+            file: trace.file.to_owned(),
+            engine: trace.engine.to_owned(),
             pods: 8 << at,
-            speed: speeds[at],
-            copies: if *copies > 1 { copies << at } else { 1 },
-            seeds: *seeds,
+            speed: trace.speeds[at],
+            copies: if trace.copies > 1 { trace.copies << at } else { 1 },
+            seeds: trace.seeds,
         })
     };
     of(0).chain(of(1)).collect()
@@ -72,9 +82,12 @@ impl Case {
             copies: copies.parse().with_context(|| format!("--case: copies `{copies}`"))?,
             seeds,
         };
-        ensure!((1..=256).contains(&case.pods), "--case: {pods} pods; there can be 1 to 256");
-        ensure!(case.speed.is_finite() && case.speed > 0.0, "--case: speed {speed}; above zero");
-        ensure!(case.copies > 0, "--case: copies 0; once is the least");
+        ensure!((1..=256).contains(&case.pods), "--case: pods is {pods}; it must be 1 to 256");
+        ensure!(
+            case.speed.is_finite() && case.speed > 0.0,
+            "--case: speed is {speed}; it must be above zero"
+        );
+        ensure!(case.copies > 0, "--case: copies is 0; it must be at least 1");
         EngineProfile::built_in(engine)?;
         Ok(case)
     }
@@ -83,7 +96,7 @@ impl Case {
         format!("{}, {} seeds", self.name_of_one(), self.seeds)
     }
 
-    /// What every seed of it is called.
+    /// The name without the number of seeds.
     pub(crate) fn name_of_one(&self) -> String {
         let file = self.file.trim_end_matches(".jsonl");
         let copies = if self.copies > 1 { format!(" x{}", self.copies) } else { String::new() };
@@ -93,7 +106,7 @@ impl Case {
     pub(crate) fn read(&self, folder: &Path) -> anyhow::Result<Trace> {
         let path = folder.join(&self.file);
         let text = std::fs::read_to_string(&path).with_context(|| {
-            format!("cannot read {}; say where the traces are with --traces", path.display())
+            format!("cannot read {}; pass the folder of the traces with --traces", path.display())
         })?;
         Ok(Trace::read(&self.file, &text, BLOCK)?)
     }

@@ -1,22 +1,22 @@
-//! What may go wrong with a fleet, the same for every policy.
+//! Disturbances of a fleet, the same for every policy.
 
 use anyhow::bail;
 use std::time::Duration;
 use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart};
 
-/// Something that befalls a fleet.
+/// A disturbance of a fleet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Disturbance {
     None,
     /// Cache events arrive a second late.
     LateEvents,
-    /// A quarter of the pods are half as fast as the others, and nobody said so.
+    /// A quarter of the pods are half as fast as the others, unknown to the routers.
     SlowPods,
-    /// The same, and routers are told.
+    /// The same, known to the routers.
     KnownSlowPods,
-    /// A pod is taken out in the middle.
+    /// A pod is drained in the middle of the trace.
     PodLeaves,
-    /// All pods are half as fast as they are said to be.
+    /// All pods are half as fast as their profile.
     WrongProfile,
     /// Two routers share the requests and see only what they sent themselves.
     TwoRouters,
@@ -38,7 +38,7 @@ impl Disturbance {
             Some((_, disturbance)) => Ok(*disturbance),
             None => {
                 let known: Vec<&str> = Self::NAMED.iter().map(|(name, _)| *name).collect();
-                bail!("--disturb `{text}`: there are {}", known.join(", "))
+                bail!("--part `{text}`: unknown; available: {}, queue", known.join(", "))
             }
         }
     }
@@ -64,9 +64,9 @@ impl Disturbance {
             Self::SlowPods => fleet.slow = slow(fleet.pods / 4),
             Self::KnownSlowPods => {
                 fleet.slow = slow(fleet.pods / 4);
-                fleet.told_slow.clone_from(&fleet.slow);
+                fleet.known_slow.clone_from(&fleet.slow);
             }
-            Self::PodLeaves => fleet.leaves = Some((0, last_arrival(traffic) / 2)),
+            Self::PodLeaves => fleet.drained = Some((0, last_arrival(traffic) / 2)),
             Self::WrongProfile => fleet.slow = slow(fleet.pods),
             Self::TwoRouters => fleet.routers = 2,
         }

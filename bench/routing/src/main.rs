@@ -1,20 +1,20 @@
-//! The default profile against the policies of the field: every trace, every policy, several seeds; then the same
-//! with everything that may befall a fleet, and with peers that are given our queue.
+//! The default profile against other routing policies: every trace, every policy, several seeds;
+//! then the same under each disturbance of the fleet, and with peers that use our wait queue.
 //!
-//! Virtual time, so figures do not depend on the machine and are the same on every run.
+//! Time is virtual, so figures do not depend on the machine and are the same on every run.
 
 mod case;
 mod disturbance;
-mod kept;
-mod made;
+mod generated;
 mod policy;
+mod result_cache;
 mod score;
 
 use anyhow::{Context, bail, ensure};
 use case::Case;
 use disturbance::Disturbance;
-use kept::Place;
 use policy::Policy;
+use result_cache::CachedSummary;
 use score::{Figures, Row};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -25,9 +25,9 @@ const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
   [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--keep FOLDER]
   [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue]...
-DIR may come from WORNPATH_TRACES. Without any folder generated traffic is replayed, which no profile was tuned on.
-With --keep every replay's figures are kept in the folder, and those that are there are not computed again.
-Without --part all of them are run; those after the first at 8 pods, with one seed unless --seeds says otherwise.
+DIR may come from WORNPATH_TRACES. Without a folder generated traffic is replayed, which no profile was tuned on.
+With --keep the summary of every replay is cached in the folder, and cached replays are not run again.
+Without --part all parts are run; those after the first at 8 pods, with one seed unless --seeds is given.
 ";
 
 struct Options {
@@ -46,9 +46,9 @@ struct Options {
 /// A part of the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
-    /// Everybody as they are, under a disturbance or none.
+    /// All policies, under a disturbance or none.
     Under(Disturbance),
-    /// Peers are given our holding queue.
+    /// Peers with our wait queue.
     Queue,
 }
 
@@ -113,10 +113,10 @@ fn options() -> anyhow::Result<Options> {
             "--threads" => options.threads = value()?.parse()?,
             "--keep" => options.keep = Some(value()?.into()),
             "--part" => options.parts.push(Part::parse(&value()?)?),
-            _ => bail!("`{argument}` is no option\n{USAGE}"),
+            _ => bail!("unknown option `{argument}`\n{USAGE}"),
         }
     }
-    ensure!(options.threads > 0, "--threads is 0; one is the least");
+    ensure!(options.threads > 0, "--threads is 0; it must be at least 1");
     if options.parts.is_empty() {
         options.parts = if options.quick { vec![Part::all()[0]] } else { Part::all() };
     }
@@ -128,9 +128,10 @@ fn main() -> anyhow::Result<()> {
     let policies = policies(&options)?;
     if let Some(folder) = &options.keep {
         std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
+            .with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    let (mut verdicts, mut last) = (String::new(), String::new());
+    let mut verdicts = String::new();
+    let mut last = String::new();
     for part in &options.parts {
         let mut policies = policies.clone();
         if *part == Part::Queue {
@@ -144,7 +145,7 @@ fn main() -> anyhow::Result<()> {
         for (case, trace) in cases(&options, *part)? {
             println!("{}", case.name());
             println!("{}", score::HEADER);
-            let figures = run(&case, &trace, &policies, (*part, &options))?;
+            let figures = run(&case, &trace, &policies, *part, &options)?;
             for (policy, figures) in policies.iter().zip(&figures) {
                 println!("{}", score::line(&policy.name, figures));
             }
@@ -171,7 +172,7 @@ fn policies(options: &Options) -> anyhow::Result<Vec<Policy>> {
     let mut all = policy::peers();
     if let Some(unknown) = options.policies.iter().find(|name| all.iter().all(|p| p.name != **name))
     {
-        bail!("--policy `{unknown}` is no peer");
+        bail!("--policy `{unknown}`: unknown peer");
     }
     all.retain(|policy| match options.policies[..] {
         [] => !(options.quick && policy.is_slow()),
@@ -182,22 +183,23 @@ fn policies(options: &Options) -> anyhow::Result<Vec<Policy>> {
 }
 
 fn cases(options: &Options, part: Part) -> anyhow::Result<Vec<(Case, Trace)>> {
-    let (few, factor) = (options.quick || !part.is_first(), part.disturbance().speed_factor());
+    let few = options.quick || !part.is_first();
+    let factor = part.disturbance().speed_factor();
     let fit = |case: &mut Case| {
         case.seeds = options.seeds.unwrap_or(if few { 1 } else { case.seeds });
         case.speed *= factor;
     };
     let Some(folder) = &options.traces else {
-        let mut made = made::cases();
-        made.iter_mut().for_each(|(case, _)| fit(case));
-        return Ok(made);
+        let mut generated = generated::cases();
+        generated.iter_mut().for_each(|(case, _)| fit(case));
+        return Ok(generated);
     };
     let mut cases = Vec::new();
     for text in &options.cases {
         cases.push(Case::parse(text, 3)?);
     }
     if cases.is_empty() {
-        cases = case::listed();
+        cases = case::recorded();
         cases.retain(|case| options.pods.is_none_or(|pods| case.pods == pods));
     }
     if few && options.cases.is_empty() {
@@ -217,7 +219,8 @@ fn run(
     case: &Case,
     trace: &Trace,
     policies: &[Policy],
-    (part, options): (Part, &Options),
+    part: Part,
+    options: &Options,
 ) -> anyhow::Result<Vec<Figures>> {
     let seeds = case.seeds as usize;
     let next = AtomicUsize::new(0);
@@ -228,18 +231,18 @@ fn run(
             let Some(policy) = policies.get(job / seeds) else { return Ok(()) };
             let seed = (job % seeds) as u64 + 1;
             let mut fleet = case.fleet(seed)?;
-            let yaml = policy.written_for(fleet.engine.step_cost().per_prefill_token);
-            let known_by = (part.name(), case.name_of_one(), seed, &yaml);
-            let place = Place::of(options.keep.as_deref(), &policy.name, known_by);
-            if let Some(kept) = place.read() {
-                done.lock().expect("no replay panics")[job] = Some(kept);
+            let yaml = policy.yaml_for(fleet.engine.step_cost().per_prefill_token);
+            let key = (part.name(), case.name_of_one(), seed, &yaml);
+            let cache = CachedSummary::of(options.keep.as_deref(), &policy.name, key);
+            if let Some(summary) = cache.read() {
+                done.lock().expect("no replay panics")[job] = Some(summary);
                 continue;
             }
             let traffic = case.traffic(trace, seed);
             part.disturbance().apply(&mut fleet, &traffic);
             let records = replay(&traffic, (&policy.name, &yaml), &fleet)?;
             let summary = Summary::of(&traffic, &records, case.pods);
-            place.write(&summary)?;
+            cache.write(&summary)?;
             done.lock().expect("no replay panics")[job] = Some(summary);
         }
     };

@@ -1,4 +1,4 @@
-//! Who is compared: the default profile, and the policies of the field as profiles.
+//! The policies: the default profile, and those of other routers as profiles.
 
 /// A routing profile under test.
 #[derive(Clone, Debug)]
@@ -19,10 +19,11 @@ macro_rules! peer {
     };
 }
 
-/// Peers that lose everywhere by much, left out of a quick run.
+/// Peers that lose everywhere by a wide margin, left out of a quick run.
 const SLOW: [&str; 3] = ["round-robin", "p2c", "least-load"];
 
-/// What `llm-d-sticky` says of the engine that it was written for, and the same of another one.
+/// The two numbers of `llm-d-sticky` that depend on the engine: its lead in tokens, and
+/// milliseconds per prompt token.
 const LEAD: (&str, &str) = ("878_000", "0.01594");
 
 /// The default profile.
@@ -31,7 +32,7 @@ pub(crate) fn ours() -> Policy {
     Policy { name: name.to_owned(), yaml: yaml.to_owned() }
 }
 
-/// Everybody else.
+/// The policies of other routers.
 pub(crate) fn peers() -> Vec<Policy> {
     let all = [
         profile!("round-robin"),
@@ -50,7 +51,7 @@ pub(crate) fn peers() -> Vec<Policy> {
     all.map(|(name, yaml)| Policy { name: name.to_owned(), yaml: yaml.to_owned() }).to_vec()
 }
 
-/// Gives every policy the holding queue of the first, which is ours.
+/// Gives every policy the wait queue of the first, which is ours.
 pub(crate) fn share_queue(policies: &mut [Policy]) {
     let Some((ours, peers)) = policies.split_first_mut() else { return };
     let mut lines = ours.yaml.lines().skip_while(|line| !line.starts_with("hold:"));
@@ -66,8 +67,8 @@ impl Policy {
         SLOW.contains(&self.name.as_str())
     }
 
-    /// The profile as its operator would write it for an engine whose prompt tokens take `token_ms`.
-    pub(crate) fn written_for(&self, token_ms: f64) -> String {
+    /// The profile for an engine whose prompt tokens take `token_ms` milliseconds.
+    pub(crate) fn yaml_for(&self, token_ms: f64) -> String {
         let lead = format!("{:.0}", 14_000.0 / token_ms);
         self.yaml.replace(LEAD.0, &lead).replace(LEAD.1, &token_ms.to_string())
     }

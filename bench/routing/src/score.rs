@@ -55,7 +55,7 @@ pub(crate) struct Row {
     case: String,
     best: String,
     p95: f64,
-    /// To the least p99 of any peer, not only of the best one.
+    /// Against the lowest p99 of any peer, not only of the best one.
     p99: f64,
     tpot_p50: f64,
     tpot_p99: f64,
@@ -64,12 +64,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// `figures` has ours first. A peer that fails requests is no best peer.
+    /// `figures` has ours first. A peer with failed requests is never the best.
     pub(crate) fn of(case: &Case, policies: &[Policy], figures: &[Figures]) -> Self {
         let (ours, peers) = figures.split_first().expect("ours is always there");
         let sound = || peers.iter().zip(&policies[1..]).filter(|(peer, _)| peer.failures == 0);
         let best = sound().min_by(|(a, _), (b, _)| a.ttft.p95.total_cmp(&b.ttft.p95));
-        let (best, name) = best.map_or((ours, "nobody"), |(best, policy)| (best, &policy.name));
+        let (best, name) = best.map_or((ours, "none"), |(best, policy)| (best, &policy.name));
         let p99 = sound().map(|(peer, _)| peer.ttft.p99).fold(f64::INFINITY, f64::min);
         Self {
             case: format!("{} {}", case.file.trim_end_matches(".jsonl"), case.pods),
@@ -99,9 +99,10 @@ fn geomean(rows: &[Row]) -> f64 {
     (rows.iter().map(|row| row.p95.ln()).sum::<f64>() / rows.len() as f64).exp()
 }
 
-/// All cases under a disturbance: in the mean no worse than the best peer, and nowhere out of all proportion.
+/// All cases under a disturbance: in the mean no worse than the best peer.
 pub(crate) fn robustness(name: &str, rows: &[Row]) -> String {
-    let (mean, failures) = (geomean(rows), rows.iter().map(|row| row.failures).sum::<usize>());
+    let mean = geomean(rows);
+    let failures = rows.iter().map(|row| row.failures).sum::<usize>();
     let worst = rows.iter().map(|row| row.p95).fold(0.0, f64::max);
     let verdict = if mean <= 1.0 && failures == 0 { "pass" } else { "MISS" };
     format!(
@@ -109,7 +110,7 @@ pub(crate) fn robustness(name: &str, rows: &[Row]) -> String {
     )
 }
 
-/// All cases together, each bar with what was reached.
+/// All cases together, each bar with the figure that was reached.
 pub(crate) fn verdict(rows: &[Row]) -> String {
     let worst = |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0, f64::max);
     let geomean = geomean(rows);

@@ -1,4 +1,4 @@
-//! Which tokenizer library is fastest among those that give the very ids of the released one?
+//! Which tokenizer library is fastest among those that give exactly the ids of the released one?
 //!
 //! Reads a `tokenizer.json` (plain or `.gz`) and text files, checks every library on random texts
 //! against the released `tokenizers`, then times each on the same distinct texts, interleaved, by

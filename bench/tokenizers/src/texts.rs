@@ -1,4 +1,5 @@
-//! Texts to compare tokenizers on: slices of real files, and seeded random mixtures of what breaks them.
+//! Texts to compare tokenizers on: slices of real files, and seeded random mixtures of what breaks
+//! them.
 
 /// Whole characters of `corpus` in pieces of about `bytes`.
 pub fn chunks(corpus: &str, bytes: usize) -> Vec<String> {

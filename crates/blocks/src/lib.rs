@@ -15,7 +15,6 @@ mod hasher;
 mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
-pub mod vllm;
 
 pub use chain::{BlockHash, ContentHash};
 pub use hasher::{BlockHasher, TextChain, TextHasher};

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{ProfileEnv, Role};
 use wornpath_sim::replay::{
-    Percentiles, ReplayFleet, ReplayRun, Summary, Trace, html_report, replay_watched,
+    Percentiles, ReplayFleet, ReplayRun, Summary, Trace, html_report, replay_with_progress,
 };
 
 /// Replay a trace against simulated engines and compare routing profiles
@@ -145,7 +145,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let file = path.display().to_string();
             let progress = ReplayProgress::new(&name, seed, arguments.seeds, traffic.turns.len());
             let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
-            let records = replay_watched(&traffic, (&file, &yaml), &fleet, &mut watch)?;
+            let records = replay_with_progress(&traffic, (&file, &yaml), &fleet, &mut watch)?;
             drop(progress);
             runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
             if seed == 1 && arguments.html.is_some() {

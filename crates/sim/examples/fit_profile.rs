@@ -1,10 +1,10 @@
 //! Fits the terms of a step to times measured on a real GPU and prints them with their errors.
 //!
 //! `cargo run -p wornpath-sim --example fit_profile` reads `engines/h200-measured.json` and prints
-//! what stands under `step_ms` in the `-measured` profiles. Decode gives the terms of decoding, then prefill
-//! those of prefill, then shared prefixes the cascade's; each fit minimizes the mean squared logarithm
-//! of model over measurement, one term at a time with shrinking strides, which is slow, simple and always
-//! gives the same numbers.
+//! what stands under `step_ms` in the `-measured` profiles. Decode gives the terms of decoding,
+//! then prefill those of prefill, then shared prefixes the cascade's; each fit minimizes the mean
+//! squared logarithm of model over measurement, one term at a time with shrinking strides, which is
+//! slow, simple and always gives the same numbers.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -14,7 +14,7 @@
 use serde_json::Value;
 use wornpath_sim::{Cascade, StepCost, StepLoad};
 
-/// A step and what it took.
+/// A step and its measured time.
 struct Sample {
     load: StepLoad,
     milliseconds: f64,
@@ -148,7 +148,8 @@ fn report(table: &str, cost: &StepCost, samples: &[Sample]) {
     let relative = |sample: &Sample| cost.milliseconds(&sample.load) / sample.milliseconds - 1.0;
     let mut errors: Vec<f64> = samples.iter().map(relative).map(f64::abs).collect();
     errors.sort_by(f64::total_cmp);
-    let (median, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
+    let median = errors[errors.len() / 2];
+    let worst = errors[errors.len() - 1];
     println!(
         "  {table}: {} points, error median {:.1}%, worst {:.1}%",
         errors.len(),

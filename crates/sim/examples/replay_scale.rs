@@ -1,5 +1,6 @@
-//! How long a large replay takes: `cargo run --release -p wornpath-sim --example replay_scale -- PROFILE
-//! [PODS] [REQUESTS]` generates traffic that keeps the engines about 60% busy and replays it once.
+//! Measures the time of a large replay: `cargo run --release -p wornpath-sim --example replay_scale
+//! -- PROFILE [PODS] [REQUESTS]` generates traffic that keeps the engines about 60% busy and
+//! replays it once.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -41,7 +42,8 @@ fn main() {
     let path = arguments.first().expect("the path of a routing profile");
     let number =
         |at: usize, default: usize| arguments.get(at).map_or(default, |n| n.parse().unwrap());
-    let (pods, requests) = (number(1, 256), number(2, 1_000_000));
+    let pods = number(1, 256);
+    let requests = number(2, 1_000_000);
     let yaml = std::fs::read_to_string(path).unwrap();
     let trace = traffic(requests, pods);
     let fleet = ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), pods, 1);

@@ -1,9 +1,9 @@
 //! How long one engine step takes.
 //!
-//! A step reads the weights once (`base`), computes each prefill token (`per_prefill_token`) and its
-//! attention to everything before it (`per_pair`), and for each decoding sequence reads its whole
-//! context (`per_context_token`). The other terms are zero unless a profile's measurements ask for
-//! them; each says what it is for.
+//! A step reads the weights once (`base`), computes each prefill token (`per_prefill_token`) and
+//! its attention to everything before it (`per_pair`), and for each decoding sequence reads its
+//! whole context (`per_context_token`). The other terms are zero unless a profile's measurements
+//! need them.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -50,14 +50,14 @@ pub struct Cascade {
     pub least_tokens: usize,
 }
 
-/// What one step has to do.
+/// The work of one step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StepLoad {
     /// Tokens of all prefill chunks.
     pub prefill_tokens: usize,
     /// Pairs of a prefill token and a token it attends to.
     pub pairs: f64,
-    /// Tokens that stand before prefill chunks, summed over the chunks.
+    /// Tokens that precede prefill chunks, summed over the chunks.
     pub past_tokens: usize,
     /// Sequences that decode a token.
     pub sequences: usize,
@@ -70,9 +70,10 @@ pub struct StepLoad {
 }
 
 impl StepLoad {
-    /// Adds a chunk of `tokens` that stands after `past` tokens of its prompt.
+    /// Adds a chunk of `tokens` that follows `past` tokens of its prompt.
     pub fn add_chunk(&mut self, past: usize, tokens: usize) {
-        let (before, own) = (past as f64, tokens as f64);
+        let before = past as f64;
+        let own = tokens as f64;
         self.prefill_tokens += tokens;
         self.past_tokens += past;
         self.pairs += own * before + own * own / 2.0;
@@ -105,21 +106,21 @@ impl StepCost {
 
     /// The cheaper of the two ways to read the contexts.
     fn decode_attention(&self, load: &StepLoad) -> f64 {
-        let plain = self.reading(load.context_tokens, load.longest_context);
+        let plain = self.read_time(load.context_tokens, load.longest_context);
         let shared = load.shared_prefix;
         match self.cascade {
             Some(cascade)
                 if load.sequences >= cascade.least_sequences && shared >= cascade.least_tokens =>
             {
                 let own = load.context_tokens.saturating_sub(load.sequences * shared);
-                let rest = self.reading(own, load.longest_context.saturating_sub(shared));
+                let rest = self.read_time(own, load.longest_context.saturating_sub(shared));
                 plain.min(cascade.base + cascade.per_shared_token * shared as f64 + rest)
             }
             _ => plain,
         }
     }
 
-    fn reading(&self, all: usize, longest: usize) -> f64 {
+    fn read_time(&self, all: usize, longest: usize) -> f64 {
         (self.per_context_token * all as f64).max(self.per_longest_token * longest as f64)
     }
 }
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn cascade_is_used_only_where_it_is_allowed_and_faster() {
+    fn cascade_is_used_only_where_it_is_enabled_and_faster() {
         let cascade =
             Cascade { base: 2.0, per_shared_token: 0.001, least_sequences: 8, least_tokens: 256 };
         let cost =

@@ -1,14 +1,15 @@
 //! One engine: requests go in, virtual time passes, tokens and cache events come out.
 //!
-//! Work happens in steps. A step gives every decoding sequence one token and spends the rest of its token
-//! budget on prefill, first come first served; how long it takes follows from the profile. Waiting
-//! requests are admitted at the beginning of a step, when their blocks fit; what a step computed counts
-//! at its end. Between steps nothing happens, so [`Engine::next_event_time`] is all a driver needs.
+//! Work happens in steps. A step gives every decoding sequence one token and spends the rest of its
+//! token budget on prefill, first come first served; how long it takes follows from the profile.
+//! Waiting requests are admitted at the beginning of a step, when their blocks fit; the results of
+//! a step take effect at its end. Between steps nothing happens, so
+//! [`SimEngine::next_event_time`] is all that a driver needs.
 
 mod decoding;
 mod schedule;
 mod sequence;
-mod settle;
+mod step_end;
 
 use crate::pool::BlockPool;
 use crate::profile::EngineProfile;
@@ -23,38 +24,38 @@ use wornpath_index::{EngineHash, Tier};
 /// When a waiting request is admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EngineAdmission {
-    /// When its prompt fits. Output takes blocks as it grows, and when there are none, the request that
-    /// came last is preempted and computed again later: what vLLM does.
+    /// When its prompt fits. Output takes blocks as it grows, and when there are none, the request
+    /// that arrived last is preempted and recomputed later: what vLLM does.
     #[default]
     PromptFits,
     /// When prompt and output fit. Nothing is ever preempted.
     WholeFits,
 }
 
-/// Which tokens are reported.
+/// Which tokens an engine reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TokenReports {
-    /// The first of each request: all that times to first token and per token need.
+    /// The first of each request, which is enough to compute TTFT and TPOT.
     #[default]
     First,
     /// Every one.
     Each,
 }
 
-/// How an engine is run.
+/// The configuration of an engine, beside its profile.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EngineSettings {
     /// Tokens per block.
     pub block_size: NonZeroUsize,
-    /// Tokens that device memory holds, if not as the profile says.
+    /// KV capacity of device memory in tokens; the profile's capacity if `None`.
     pub kv_tokens: Option<usize>,
-    /// Tokens that host memory holds as a second tier; none without one.
+    /// KV capacity of host memory in tokens, as a second tier; zero disables the tier.
     pub host_tokens: usize,
     /// When a waiting request is admitted.
     pub admission: EngineAdmission,
     /// Which tokens are reported.
     pub tokens: TokenReports,
-    /// Every step takes so many times its profile's time.
+    /// Factor on the profile's time of every step.
     pub slowdown: f64,
 }
 
@@ -72,7 +73,7 @@ impl Default for EngineSettings {
     }
 }
 
-/// How busy an engine is, and how much of its prompts it had cached.
+/// Queue lengths, block usage and cache hits of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineLoad {
     /// Requests that wait to be admitted.
@@ -84,10 +85,10 @@ pub struct EngineLoad {
     /// Blocks in all.
     pub total_blocks: usize,
     /// Prompt tokens of all requests admitted so far.
-    pub asked_tokens: u64,
-    /// How many of those were cached.
+    pub prompt_tokens: u64,
+    /// Those of them that were cached.
     pub hit_tokens: u64,
-    /// How often a request was preempted.
+    /// Preemptions so far.
     pub preemptions: u64,
 }
 
@@ -96,6 +97,21 @@ pub struct EngineLoad {
 struct Chunk {
     slot: SequenceSlot,
     tokens: usize,
+}
+
+/// A finished request whose blocks another engine may still fetch.
+#[derive(Clone, Debug)]
+struct Lease {
+    expires: Duration,
+    request: RequestId,
+    sequence: SimSequence,
+}
+
+/// The head of the waiting queue that did not fit, and the version of the device's pool then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct BlockedHead {
+    slot: SequenceSlot,
+    pool_version: u64,
 }
 
 /// A model of one engine.
@@ -108,26 +124,26 @@ pub struct SimEngine {
     host: BlockPool,
     now: Duration,
     sequences: Sequences,
-    /// On their way to the waiting queue.
+    /// Submitted requests and when they enter the waiting queue.
     arriving: VecDeque<(Duration, SequenceSlot)>,
     waiting: VecDeque<SequenceSlot>,
-    /// Blocks are being copied to the device until then.
+    /// Admitted requests and when their blocks have been copied to the device.
     loading: Vec<(Duration, SequenceSlot)>,
-    /// In the order of admission: all that decode or compute their prompts.
+    /// All sequences that decode or prefill, in the order of admission.
     running: Vec<SequenceSlot>,
     prefilling: Vec<SequenceSlot>,
     decoding: Decoding,
-    /// Ended, but their blocks are kept for another engine until then.
-    leased: Vec<(Duration, RequestId, SimSequence)>,
-    /// The prompt chunks of the current step, and its end.
+    leases: Vec<Lease>,
+    /// The prompt chunks of the current step.
     chunks: Vec<Chunk>,
+    /// The end of the current step, if one runs.
     step_end: Option<Duration>,
     /// Decoding sequences whose blocks are all full.
-    wanting: Vec<SequenceSlot>,
-    /// The head of the waiting queue that did not fit, and the state of the device's blocks then.
-    blocked: Option<(SequenceSlot, u64)>,
+    needs_block: Vec<SequenceSlot>,
+    blocked: Option<BlockedHead>,
+    /// Hashes that allocations evicted and no output has reported yet.
     evicted: Vec<EngineHash>,
-    /// The cache was emptied and nobody has been told yet.
+    /// The cache was cleared and no output has reported it yet.
     cleared: bool,
     load: EngineLoad,
 }
@@ -152,10 +168,10 @@ impl SimEngine {
             running: Vec::new(),
             prefilling: Vec::new(),
             decoding: Decoding::default(),
-            leased: Vec::new(),
+            leases: Vec::new(),
             chunks: Vec::new(),
             step_end: None,
-            wanting: Vec::new(),
+            needs_block: Vec::new(),
             blocked: None,
             evicted: Vec::new(),
             cleared: false,
@@ -163,7 +179,7 @@ impl SimEngine {
         }
     }
 
-    /// Takes a request at `now`, which is not before the last [`advance`](Self::advance).
+    /// Submits a request at `now`, which is not before the last [`advance`](Self::advance).
     ///
     /// # Errors
     /// If the engine could never serve it.
@@ -181,8 +197,8 @@ impl SimEngine {
         Ok(())
     }
 
-    /// Forgets a request, whatever its state, and frees its blocks; what it computed stays cached. A step
-    /// that is under way takes as long as it would have taken.
+    /// Cancels a request in any state and frees its blocks; what it computed stays cached. The
+    /// current step keeps its length.
     pub fn cancel(&mut self, request: RequestId) {
         if let Some(slot) = self.sequences.find(request) {
             self.leave_queues(slot);
@@ -192,20 +208,20 @@ impl SimEngine {
         self.release_lease(request);
     }
 
-    /// Ends a lease: the other engine has fetched the blocks. Says whether there was one.
+    /// Ends a lease: the other engine has fetched the blocks. Returns whether there was one.
     pub fn release_lease(&mut self, request: RequestId) -> bool {
-        let Some(place) = self.leased.iter().position(|(_, leased, _)| *leased == request) else {
+        let Some(index) = self.leases.iter().position(|lease| lease.request == request) else {
             return false;
         };
-        let (_, _, sequence) = self.leased.swap_remove(place);
-        self.release(&sequence);
+        let lease = self.leases.swap_remove(index);
+        self.release(&lease.sequence);
         true
     }
 
-    /// Empties the cache, or says how many blocks are in use and leaves it alone.
+    /// Clears the cache of an engine without running requests.
     ///
     /// # Errors
-    /// If a block is in use.
+    /// If blocks are in use: their number. The cache stays as it is.
     pub fn clear_cache(&mut self) -> Result<(), usize> {
         self.device.clear().map_err(|in_use| in_use.0)?;
         self.host = BlockPool::new(self.host.capacity());
@@ -213,12 +229,12 @@ impl SimEngine {
         Ok(())
     }
 
-    /// Every later step takes `slowdown` times its profile's time.
+    /// Sets the factor on the profile's time of every later step.
     pub fn set_slowdown(&mut self, slowdown: f64) {
         self.settings.slowdown = slowdown;
     }
 
-    /// When something will happen, unless a request comes before; never, for an idle engine.
+    /// The time of the next event, unless a request arrives before; `None` for an idle engine.
     #[must_use]
     pub fn next_event_time(&self) -> Option<Duration> {
         if self.step_end.is_some() {
@@ -226,23 +242,23 @@ impl SimEngine {
         }
         let arrival = self.arriving.front().map(|(time, _)| *time);
         let loaded = self.loading.iter().map(|(time, _)| *time).min();
-        let lease = self.leased.iter().map(|(time, ..)| *time).min();
+        let lease = self.leases.iter().map(|lease| lease.expires).min();
         [arrival, loaded, lease].into_iter().flatten().min()
     }
 
-    /// Lets time pass until `now` and appends what happened, in order.
+    /// Advances virtual time to `now` and appends what happened to `outputs`, in order.
     pub fn advance(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         while let Some(time) = self.next_event_time().filter(|time| *time <= now) {
             self.now = time.max(self.now);
             if self.step_end.take().is_some() {
-                self.settle(outputs);
+                self.end_step(outputs);
             }
             self.begin_step(outputs);
         }
         self.now = now.max(self.now);
     }
 
-    /// How busy the engine is.
+    /// The present load.
     #[must_use]
     pub fn load(&self) -> EngineLoad {
         EngineLoad {
@@ -252,12 +268,6 @@ impl SimEngine {
             total_blocks: self.device.capacity(),
             ..self.load
         }
-    }
-
-    /// Leading blocks of `chain` that are cached on the device.
-    #[must_use]
-    pub fn cached_blocks(&self, chain: &[EngineHash]) -> usize {
-        chain.iter().take_while(|name| self.device.find(**name).is_some()).count()
     }
 
     fn leave_queues(&mut self, slot: SequenceSlot) {
@@ -281,7 +291,7 @@ impl SimEngine {
         outputs.push(Output { at: self.now, outcome });
     }
 
-    /// Reports what allocations have pushed out of the device since the last call.
+    /// Reports the blocks that allocations have evicted from the device since the last call.
     fn emit_evicted(&mut self, outputs: &mut Vec<Output>) {
         if !self.evicted.is_empty() {
             let blocks = std::mem::take(&mut self.evicted);

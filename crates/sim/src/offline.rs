@@ -1,7 +1,7 @@
 //! A planned queue on simulated engines, in virtual time.
 //!
-//! The plan is carried out by the planner's own [`ReplayRun`] and [`Window`], which a live runner uses as well; only
-//! engines and clock are models. [`least_time`] says what no order could undercut.
+//! The planner's own [`PlanRun`] and [`Window`] execute the plan, as in a live runner; only the
+//! engines and the clock are simulated. [`least_time`] is a lower bound for every order.
 
 mod bound;
 
@@ -22,36 +22,32 @@ use wornpath_planner::{Job, JobId, Plan, PlanRun, PodLoad, Queue, QueueError, Wi
 /// Equal engines for a planned queue.
 #[derive(Clone, Debug)]
 pub struct OfflineEngines {
-    /// How fast each is.
+    /// The profile of each engine.
     pub engine: EngineProfile,
-    /// Tokens that each engine's cache holds, if not as its profile says.
+    /// KV capacity of each engine in tokens; the profile's capacity if `None`.
     pub kv_tokens: Option<usize>,
 }
 
 impl OfflineEngines {
-    /// Tokens that each engine's cache holds.
+    /// KV capacity of each engine in tokens.
     #[must_use]
     pub fn kv_tokens(&self) -> usize {
         self.kv_tokens.unwrap_or(self.engine.kv_tokens())
     }
 }
 
-/// What a simulated run came to.
+/// The result of a simulated run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct OfflineResult {
-    /// When the last request ended.
+    /// When the last request finished.
     pub makespan: Duration,
-    /// Prompt tokens of all requests.
-    pub prompt_tokens: u64,
-    /// Prompt tokens that were computed.
+    /// Prompt tokens that were computed instead of found in a cache.
     pub computed_tokens: u64,
-    /// How often an idle pod took work from another.
-    pub thefts: usize,
 }
 
 /// The requests of a trace as a queue, in the trace's order and without its times.
 ///
-/// `expected_output` says how long a turn's answer is expected to be.
+/// `expected_output` estimates the output tokens of a turn.
 ///
 /// # Errors
 /// If a request cannot be planned.
@@ -76,7 +72,7 @@ pub fn queue_of(
     Ok(queue)
 }
 
-/// Carries a plan for a trace's requests out; answers are as long as the trace says.
+/// Executes a plan for a trace's requests; output lengths are those of the trace.
 ///
 /// # Errors
 /// If an engine could never serve one of the requests.
@@ -89,20 +85,14 @@ pub fn run(
     for pod in 0..fleet.engines.len() {
         fleet.fill(Duration::ZERO, pod)?;
     }
-    while let Some(Reverse((now, pod))) = fleet.agenda.pop() {
-        if fleet.planned[pod] == Some(now) {
+    while let Some(Reverse((now, pod))) = fleet.wakeups.pop() {
+        if fleet.next_wakeup[pod] == Some(now) {
             fleet.advance(now, pod)?;
         }
     }
     let loads = fleet.engines.iter().map(SimEngine::load);
-    let (asked, hit) =
-        loads.fold((0, 0), |sum, load| (sum.0 + load.asked_tokens, sum.1 + load.hit_tokens));
-    Ok(OfflineResult {
-        makespan: fleet.end,
-        prompt_tokens: asked,
-        computed_tokens: asked - hit,
-        thefts: fleet.run.thefts(),
-    })
+    let computed_tokens = loads.map(|load| load.prompt_tokens - load.hit_tokens).sum();
+    Ok(OfflineResult { makespan: fleet.end, computed_tokens })
 }
 
 struct OfflineFleet<'a> {
@@ -110,9 +100,9 @@ struct OfflineFleet<'a> {
     run: PlanRun,
     engines: Vec<SimEngine>,
     windows: Vec<Window>,
-    /// When each engine is next looked at; other entries of the agenda are stale.
-    planned: Vec<Option<Duration>>,
-    agenda: BinaryHeap<Reverse<(Duration, usize)>>,
+    /// The valid wake-up of each engine; other entries of `wakeups` are stale.
+    next_wakeup: Vec<Option<Duration>>,
+    wakeups: BinaryHeap<Reverse<(Duration, usize)>>,
     outputs: Vec<Output>,
     end: Duration,
 }
@@ -136,23 +126,23 @@ impl<'a> OfflineFleet<'a> {
             run: PlanRun::new(plan),
             engines: models,
             windows: vec![Window::new(profile.max_sequences(), profile.max_step_tokens()); pods],
-            planned: vec![None; pods],
-            agenda: BinaryHeap::new(),
+            next_wakeup: vec![None; pods],
+            wakeups: BinaryHeap::new(),
             outputs: Vec::new(),
             end: Duration::ZERO,
         }
     }
 
-    /// Sends an engine what it has room for.
+    /// Sends an engine as many requests as its window allows.
     fn fill(&mut self, now: Duration, pod: usize) -> Result<(), SimRefused> {
         while let Some(job) = self.run.claim(pod, self.windows[pod].capacity()) {
             let request = request_of(job, &self.trace.turns[job.index()], self.trace.block_size);
             self.engines[pod].submit(now, request)?;
         }
         let next = self.engines[pod].next_event_time();
-        if next != self.planned[pod] {
-            self.planned[pod] = next;
-            self.agenda.extend(next.map(|time| Reverse((time, pod))));
+        if next != self.next_wakeup[pod] {
+            self.next_wakeup[pod] = next;
+            self.wakeups.extend(next.map(|time| Reverse((time, pod))));
         }
         Ok(())
     }
@@ -175,18 +165,18 @@ impl<'a> OfflineFleet<'a> {
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
         });
-        self.planned[pod] = None;
+        self.next_wakeup[pod] = None;
         self.fill(now, pod)
     }
 }
 
 fn request_of(job: JobId, turn: &TraceTurn, block_size: NonZeroUsize) -> SimRequest {
-    let names = turn.full_blocks(block_size).iter().copied();
+    let blocks = turn.full_blocks(block_size).iter().copied();
     SimRequest {
         id: RequestId(u64::from(job.0)),
         prompt_tokens: turn.prompt_tokens,
         output_tokens: turn.output_tokens,
-        chain: names.map(EngineHash).collect(),
+        chain: blocks.map(EngineHash).collect(),
         source: PromptSource::Computed,
         lease: None,
     }

@@ -1,13 +1,13 @@
-//! The blocks of one memory tier: who uses them, what they hold, and which goes next.
+//! The blocks of one memory tier: reference counts, lookup by hash, and eviction order.
 //!
 //! A block is in use (referenced by requests) or free. A free block keeps its content until it is
-//! needed for something else, and the free blocks form a queue whose front goes first, as in vLLM:
-//! a request gives its blocks back last one first, so the tail of a prompt leaves the cache before
-//! its head. Two blocks may hold the same content, when two requests computed it at the same time;
-//! both keep the name and each is evicted on its own.
+//! needed for something else, and the free blocks form a queue that is evicted from the front, as
+//! in vLLM: a request releases its blocks last one first, so the tail of a prompt leaves the cache
+//! before its head. Two blocks may hold the same content, when two requests computed it at the same
+//! time; both keep the hash and each is evicted on its own.
 //!
-//! Blocks without a name hold nothing that can be asked for, so they go before all others. That too is
-//! what vLLM 0.32 does: a recording of its evictions is reproduced only this way.
+//! Blocks without a hash can never be found again, so they are reused before all others. That too
+//! is what vLLM 0.32 does: a recording of its evictions is reproduced only this way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,23 +22,23 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    name: Option<EngineHash>,
+    hash: Option<EngineHash>,
     references: u32,
     /// Neighbours in the queue of free blocks.
     previous: u32,
     next: u32,
-    /// The next block of the same name.
-    twin: u32,
+    /// The next block with the same hash.
+    next_duplicate: u32,
 }
 
 /// All blocks of a tier.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockPool {
     capacity: usize,
-    /// Blocks come into being when first needed, so that an unlimited pool costs what it uses.
+    /// Blocks are created when first needed, so that an unlimited pool costs what it uses.
     blocks: Vec<Block>,
-    /// The block that was given this name first, of those that have it.
-    named: HashMap<EngineHash, u32>,
+    /// The first of the blocks with this hash.
+    by_hash: HashMap<EngineHash, u32>,
     front: u32,
     back: u32,
     in_use: usize,
@@ -51,7 +51,7 @@ impl BlockPool {
         Self {
             capacity,
             blocks: Vec::new(),
-            named: HashMap::new(),
+            by_hash: HashMap::new(),
             front: NONE,
             back: NONE,
             in_use: 0,
@@ -67,7 +67,7 @@ impl BlockPool {
         self.in_use
     }
 
-    /// Blocks that can be had, what they cache being given up.
+    /// Blocks that can be allocated, at the price of what they cache.
     pub(crate) fn available(&self) -> usize {
         self.capacity - self.in_use
     }
@@ -77,16 +77,16 @@ impl BlockPool {
         self.version
     }
 
-    pub(crate) fn find(&self, name: EngineHash) -> Option<BlockId> {
-        self.named.get(&name).copied().map(BlockId)
+    pub(crate) fn find(&self, hash: EngineHash) -> Option<BlockId> {
+        self.by_hash.get(&hash).copied().map(BlockId)
     }
 
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
         self.block(block).references == 0
     }
 
-    /// One more user of a block.
-    pub(crate) fn take(&mut self, block: BlockId) {
+    /// Adds a reference to a block.
+    pub(crate) fn acquire(&mut self, block: BlockId) {
         if self.block(block).references == 0 {
             self.unlink(block.0);
             self.in_use += 1;
@@ -94,23 +94,23 @@ impl BlockPool {
         self.block_mut(block).references += 1;
     }
 
-    /// Makes a free block the last to go.
+    /// Moves a free block to the end of the eviction order.
     pub(crate) fn touch(&mut self, block: BlockId) {
-        self.take(block);
+        self.acquire(block);
         self.release(block);
     }
 
-    /// A block for new content. A name that goes for it is pushed to `evicted`.
+    /// Allocates a block for new content. The hash that it evicts is pushed to `evicted`.
     pub(crate) fn allocate(&mut self, evicted: &mut Vec<EngineHash>) -> Option<BlockId> {
-        let nameless =
-            self.blocks.get(self.front as usize).is_some_and(|block| block.name.is_none());
-        let index = if !nameless && self.blocks.len() < self.capacity {
+        let unhashed =
+            self.blocks.get(self.front as usize).is_some_and(|block| block.hash.is_none());
+        let index = if !unhashed && self.blocks.len() < self.capacity {
             self.blocks.push(Block {
-                name: None,
+                hash: None,
                 references: 0,
                 previous: NONE,
                 next: NONE,
-                twin: NONE,
+                next_duplicate: NONE,
             });
             self.blocks.len() as u32 - 1
         } else if self.front == NONE {
@@ -118,7 +118,7 @@ impl BlockPool {
         } else {
             let front = self.front;
             self.unlink(front);
-            evicted.extend(self.forget(front));
+            evicted.extend(self.unregister(front));
             front
         };
         self.in_use += 1;
@@ -126,34 +126,34 @@ impl BlockPool {
         Some(BlockId(index))
     }
 
-    /// Says what a block now holds. It can be found from here on.
-    pub(crate) fn name(&mut self, block: BlockId, name: EngineHash) {
-        debug_assert!(self.block(block).name.is_none(), "a block is filled once");
+    /// Sets the hash of a filled block, which can be found from here on.
+    pub(crate) fn register(&mut self, block: BlockId, hash: EngineHash) {
+        debug_assert!(self.block(block).hash.is_none(), "a block is filled once");
         self.version += 1;
-        self.block_mut(block).name = Some(name);
-        match self.named.entry(name) {
+        self.block_mut(block).hash = Some(hash);
+        match self.by_hash.entry(hash) {
             Entry::Vacant(entry) => {
                 entry.insert(block.0);
             }
             Entry::Occupied(entry) => {
                 let first = *entry.get() as usize;
-                let second = std::mem::replace(&mut self.blocks[first].twin, block.0);
-                self.block_mut(block).twin = second;
+                let second = std::mem::replace(&mut self.blocks[first].next_duplicate, block.0);
+                self.block_mut(block).next_duplicate = second;
             }
         }
     }
 
-    /// One user less of a block. A request releases its blocks last one first.
+    /// Drops a reference to a block. A request releases its blocks last one first.
     pub(crate) fn release(&mut self, block: BlockId) {
         let state = self.block_mut(block);
         state.references -= 1;
         if state.references > 0 {
             return;
         }
-        let nameless = state.name.is_none();
+        let unhashed = state.hash.is_none();
         self.in_use -= 1;
         self.version += 1;
-        if nameless { self.push_front(block.0) } else { self.push_back(block.0) }
+        if unhashed { self.push_front(block.0) } else { self.push_back(block.0) }
     }
 
     /// Forgets all content of free blocks, or nothing if any block is in use.
@@ -173,23 +173,23 @@ impl BlockPool {
         &mut self.blocks[block.0 as usize]
     }
 
-    /// Takes a block's name away, its twins keeping theirs.
-    fn forget(&mut self, index: u32) -> Option<EngineHash> {
-        let name = self.blocks[index as usize].name.take()?;
-        let after = std::mem::replace(&mut self.blocks[index as usize].twin, NONE);
-        let Entry::Occupied(mut first) = self.named.entry(name) else { return Some(name) };
+    /// Clears a block's hash; its duplicates keep theirs.
+    fn unregister(&mut self, index: u32) -> Option<EngineHash> {
+        let hash = self.blocks[index as usize].hash.take()?;
+        let after = std::mem::replace(&mut self.blocks[index as usize].next_duplicate, NONE);
+        let Entry::Occupied(mut first) = self.by_hash.entry(hash) else { return Some(hash) };
         if *first.get() != index {
             let mut before = *first.get() as usize;
-            while self.blocks[before].twin != index {
-                before = self.blocks[before].twin as usize;
+            while self.blocks[before].next_duplicate != index {
+                before = self.blocks[before].next_duplicate as usize;
             }
-            self.blocks[before].twin = after;
+            self.blocks[before].next_duplicate = after;
         } else if after == NONE {
             first.remove();
         } else {
             first.insert(after);
         }
-        Some(name)
+        Some(hash)
     }
 
     fn unlink(&mut self, index: u32) {
@@ -207,7 +207,8 @@ impl BlockPool {
     fn push_back(&mut self, index: u32) {
         let back = std::mem::replace(&mut self.back, index);
         let block = &mut self.blocks[index as usize];
-        (block.previous, block.next) = (back, NONE);
+        block.previous = back;
+        block.next = NONE;
         match self.blocks.get_mut(back as usize) {
             Some(block) => block.next = index,
             None => self.front = index,
@@ -217,7 +218,8 @@ impl BlockPool {
     fn push_front(&mut self, index: u32) {
         let front = std::mem::replace(&mut self.front, index);
         let block = &mut self.blocks[index as usize];
-        (block.previous, block.next) = (NONE, front);
+        block.previous = NONE;
+        block.next = front;
         match self.blocks.get_mut(front as usize) {
             Some(block) => block.previous = index,
             None => self.back = index,
@@ -225,7 +227,7 @@ impl BlockPool {
     }
 }
 
-/// So many blocks are in use.
+/// The number of blocks in use, which keeps a pool from being cleared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InUse(pub(crate) usize);
 

@@ -1,7 +1,7 @@
 //! Engine profiles: a model on a piece of hardware, as data.
 //!
-//! A profile is a JSON file; those in `engines/` are built in. It is checked when it is read, and all that
-//! is wrong with it is said at once.
+//! A profile is a JSON file; those in `engines/` are built in. It is checked when it is read, and
+//! the error lists every problem.
 
 use crate::cost::StepCost;
 use serde::{Deserialize, Serialize};
@@ -15,46 +15,36 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("32b-h200-measured", include_str!("../engines/32b-h200-measured.json")),
 ];
 
-/// How fast an engine is and how much it holds.
+/// The speed and the capacity of an engine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineProfile {
-    /// Its name.
     name: String,
-    /// Where the numbers come from.
     source: String,
-    /// Tokens whose key/value vectors fit into device memory.
     kv_tokens: usize,
-    /// Bytes of one token's key/value vectors.
     kv_bytes_per_token: u64,
-    /// Milliseconds a request takes beside its steps.
+    /// Milliseconds that a request takes outside of its steps.
     request_ms: f64,
-    /// Tokens that one step computes at most.
-    #[serde(default = "usual_step_tokens")]
+    #[serde(default = "default_step_tokens")]
     max_step_tokens: usize,
-    /// Sequences that run at once at most.
-    #[serde(default = "usual_sequences")]
+    #[serde(default = "default_sequences")]
     max_sequences: usize,
-    /// Gigabytes per second from host memory to the device.
     host_gigabytes_per_second: f64,
-    /// Gigabytes per second from another engine.
     network_gigabytes_per_second: f64,
-    /// Milliseconds of a step.
     step_ms: StepCost,
 }
 
-/// The most milliseconds that anything takes, the fewest gigabytes a second, the most tokens, and the most bytes of
-/// one. Nothing real is near them, and all that is made of them is a time that can be told.
-const LONGEST: f64 = 1e6;
-const SLOWEST: f64 = 1e-6;
-const MOST_TOKENS: usize = 1 << 34;
-const MOST_BYTES: u64 = 1 << 30;
+// Limits far beyond any real engine, so that every time computed from them fits a `Duration`.
+const MAX_MILLISECONDS: f64 = 1e6;
+const MIN_GIGABYTES_PER_SECOND: f64 = 1e-6;
+const MAX_TOKENS: usize = 1 << 34;
+const MAX_BYTES_PER_TOKEN: u64 = 1 << 30;
 
-const fn usual_step_tokens() -> usize {
+const fn default_step_tokens() -> usize {
     8_192
 }
 
-const fn usual_sequences() -> usize {
+const fn default_sequences() -> usize {
     256
 }
 
@@ -64,25 +54,25 @@ pub enum EngineProfileError {
     /// Not JSON, or fields that a profile does not have.
     #[error("{file}: not an engine profile: {cause}")]
     Unreadable {
-        /// As the caller named it.
+        /// The name that the caller passed.
         file: String,
-        /// With line and column.
+        /// The parser's message, with line and column.
         cause: String,
     },
-    /// Numbers that no engine has.
+    /// Numbers that no engine can have.
     #[error("{file}: {}", problems.join("; "))]
-    Impossible {
-        /// As the caller named it.
+    Invalid {
+        /// The name that the caller passed.
         file: String,
-        /// Each with its cure.
+        /// Every problem, each with its cure.
         problems: Vec<String>,
     },
     /// No such built-in profile.
-    #[error("unknown engine profile `{name}`; built in are {}", known.join(", "))]
+    #[error("unknown engine profile `{name}`; available: {}", known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The unknown name.
         name: String,
-        /// What there is.
+        /// The names of the built-in profiles.
         known: Vec<&'static str>,
     },
 }
@@ -93,10 +83,10 @@ impl EngineProfile {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    /// A profile that comes with this crate.
+    /// A built-in profile by name.
     ///
     /// # Errors
-    /// If there is none of that name.
+    /// If no built-in profile has that name.
     pub fn built_in(name: &str) -> Result<Self, EngineProfileError> {
         match BUILT_IN.iter().find(|(known, _)| *known == name) {
             Some((_, json)) => Self::from_json(name, json.as_bytes()),
@@ -107,10 +97,10 @@ impl EngineProfile {
         }
     }
 
-    /// Reads the JSON of a profile, which errors call `file`.
+    /// Parses the JSON of a profile; errors name `file`.
     ///
     /// # Errors
-    /// If it is not a profile or describes an engine that cannot be.
+    /// If it is not a profile or a number is out of range.
     pub fn from_json(file: &str, json: &[u8]) -> Result<Self, EngineProfileError> {
         let profile: Self = serde_json::from_slice(json).map_err(|error| {
             EngineProfileError::Unreadable { file: file.to_owned(), cause: error.to_string() }
@@ -119,7 +109,7 @@ impl EngineProfile {
         if problems.is_empty() {
             return Ok(profile);
         }
-        Err(EngineProfileError::Impossible { file: file.to_owned(), problems })
+        Err(EngineProfileError::Invalid { file: file.to_owned(), problems })
     }
 
     fn problems(&self) -> Vec<String> {
@@ -133,22 +123,25 @@ impl EngineProfile {
             if value == 0 {
                 problems.push(format!("`{field}` is 0; it must be at least 1"));
             }
-            if value > MOST_TOKENS {
-                problems.push(format!("`{field}` is {value}; it must be at most {MOST_TOKENS}"));
+            if value > MAX_TOKENS {
+                problems.push(format!("`{field}` is {value}; it must be at most {MAX_TOKENS}"));
             }
         }
         let bytes = self.kv_bytes_per_token;
-        if bytes > MOST_BYTES {
-            problems
-                .push(format!("`kv_bytes_per_token` is {bytes}; it must be at most {MOST_BYTES}"));
+        if bytes > MAX_BYTES_PER_TOKEN {
+            problems.push(format!(
+                "`kv_bytes_per_token` is {bytes}; it must be at most {MAX_BYTES_PER_TOKEN}"
+            ));
         }
         let rates = [
             ("host_gigabytes_per_second", self.host_gigabytes_per_second),
             ("network_gigabytes_per_second", self.network_gigabytes_per_second),
         ];
         for (field, value) in rates {
-            if value < SLOWEST {
-                problems.push(format!("`{field}` is {value}; it must be at least {SLOWEST}"));
+            if value < MIN_GIGABYTES_PER_SECOND {
+                problems.push(format!(
+                    "`{field}` is {value}; it must be at least {MIN_GIGABYTES_PER_SECOND}"
+                ));
             }
         }
         let cascade = self.step_ms.cascade;
@@ -166,28 +159,32 @@ impl EngineProfile {
             ("step_ms.cascade.per_shared_token", cascade.map_or(0.0, |c| c.per_shared_token)),
         ];
         for (field, value) in times {
-            if !(0.0..=LONGEST).contains(&value) {
-                problems.push(format!("`{field}` is {value}; it must be from zero to {LONGEST}"));
+            if !(0.0..=MAX_MILLISECONDS).contains(&value) {
+                problems.push(format!(
+                    "`{field}` is {value}; it must be from zero to {MAX_MILLISECONDS}"
+                ));
             }
         }
-        // A step of no time would never let virtual time go on.
+        // With steps of zero length virtual time would never advance.
         let base = self.step_ms.base;
         if base < 0.001 {
             problems.push(format!("`step_ms.base` is {base}; a step takes at least 0.001 ms"));
         }
-        if base > LONGEST {
-            problems.push(format!("`step_ms.base` is {base}; a step takes at most {LONGEST} ms"));
+        if base > MAX_MILLISECONDS {
+            problems.push(format!(
+                "`step_ms.base` is {base}; a step takes at most {MAX_MILLISECONDS} ms"
+            ));
         }
         problems
     }
 
-    /// Its name.
+    /// The profile's name, such as `8b-h200`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its numbers come from.
+    /// The origin of its numbers: a measurement or a publication.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -211,25 +208,25 @@ impl EngineProfile {
         self.max_sequences
     }
 
-    /// What steps cost.
+    /// The cost model of a step.
     #[must_use]
     pub fn step_cost(&self) -> &StepCost {
         &self.step_ms
     }
 
-    /// What a request takes beside its steps.
+    /// The time that a request takes outside of its steps.
     #[must_use]
     pub fn request_time(&self) -> Duration {
         Duration::from_secs_f64(self.request_ms / 1e3)
     }
 
-    /// How long `tokens` take from host memory to the device.
+    /// The time to copy `tokens` from host memory to the device.
     #[must_use]
     pub fn host_time(&self, tokens: usize) -> Duration {
         self.copy_time(tokens, self.host_gigabytes_per_second)
     }
 
-    /// How long `tokens` take from another engine.
+    /// The time to transfer `tokens` from another engine.
     #[must_use]
     pub fn network_time(&self, tokens: usize) -> Duration {
         self.copy_time(tokens, self.network_gigabytes_per_second)
@@ -255,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
+    fn an_unknown_name_is_refused_with_the_available_ones() {
         let error = EngineProfile::built_in("9b").unwrap_err().to_string();
         assert!(error.contains("`9b`") && error.contains("8b-h200, 32b-h100x2"), "{error}");
     }
 
     #[test]
-    fn all_problems_of_a_profile_are_said_at_once() {
+    fn an_invalid_profile_is_refused_with_all_its_problems() {
         let json = BUILT_IN[0].1.replace("945029", "0").replace("4.4", "-1");
         let error = EngineProfile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
         assert_eq!(

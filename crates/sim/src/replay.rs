@@ -1,12 +1,13 @@
-//! Traffic of hours in seconds: a trace, a routing profile and a fleet of engine models in virtual time.
+//! Replay of a trace through a routing profile and a fleet of simulated engines, in virtual time:
+//! hours of traffic in seconds.
 //!
-//! The profile, the index, the holding queue and the accounting of load are those of the live server;
-//! only the engines and the clock are models. Each request's [`RequestRecord`] says what happened to it, and
-//! [`Summary`] the figures of all.
+//! The profile, the index, the wait queue and the load accounting are those of the live server;
+//! only the engines and the clock are simulated. A [`RequestRecord`] describes each request, a
+//! [`Summary`] all of them.
 //!
-//! Engines admit a request when prompt and output fit, so none is preempted, and outputs are not cached,
-//! as traces do not say what they were. The router sees engines' metrics without delay, and the growth
-//! of contexts while they decode not at all.
+//! Limits: engines admit a request when prompt and output fit, so none is preempted; outputs are
+//! not cached, because traces do not contain them; the router sees engines' metrics without delay,
+//! and does not see contexts grow while they decode.
 
 mod background;
 mod report;
@@ -17,7 +18,7 @@ mod trace;
 
 pub use background::{BackgroundLoad, BackgroundResult};
 pub use report::{ReplayRun, html_report};
-pub use run::{ReplayFleet, RequestRecord, replay, replay_beside, replay_watched};
+pub use run::{ReplayFleet, RequestRecord, replay, replay_with_background, replay_with_progress};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Trace, TraceError, TraceStart, TraceTurn};
 

@@ -1,39 +1,40 @@
-//! What goes into an engine and what comes out of it.
+//! The input and output of an engine: requests in, outcomes with their times out.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::{EngineHash, Tier};
 
-/// The caller's name for a request, unique among those in flight.
+/// A request's id, chosen by the caller and unique among those in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestId(pub u64);
 
-/// How the key/value vectors of a prompt come about.
+/// Where the key/value vectors of a prompt come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PromptSource {
-    /// The engine computes what it has not cached.
+    /// The engine computes what is not cached.
     #[default]
     Computed,
-    /// Another engine has computed them and sends what this one has not cached.
+    /// Another engine has computed them and sends what is not cached here.
     Transferred,
 }
 
-/// One request.
+/// One request to an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimRequest {
-    /// Its name.
+    /// Its id.
     pub id: RequestId,
     /// Tokens of the prompt, at least one.
     pub prompt_tokens: usize,
-    /// Tokens to generate. None at all makes it an embedding: it ends with its prefill.
+    /// Tokens to generate. Zero makes it an embedding request: it finishes with its prefill.
     pub output_tokens: usize,
-    /// The names of its full blocks, each of the whole prefix up to its end. A chain may go on into the
-    /// output, where that is known; blocks beyond its end are never cached.
+    /// The chained hashes of its full blocks. A chain may continue into the output, where that is
+    /// known; blocks beyond its end are never cached.
     pub chain: Arc<[EngineHash]>,
     /// Where the prompt's key/value vectors come from.
     pub source: PromptSource,
-    /// How long the blocks stay in use after the end, for another engine that will fetch them.
+    /// How long the blocks stay in use after the request has finished, so that another engine can
+    /// fetch them.
     pub lease: Option<Duration>,
 }
 
@@ -52,78 +53,78 @@ impl SimRequest {
     }
 }
 
-/// Something that happened.
+/// An outcome and its time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Output {
-    /// When, since the engine's start.
+    /// Virtual time since the engine's start.
     pub at: Duration,
-    /// What.
+    /// What happened.
     pub outcome: SimOutcome,
 }
 
-/// What can happen.
+/// What an engine reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SimOutcome {
     /// A request left the waiting queue for the first time.
     Admitted {
-        /// Which.
+        /// The admitted request.
         request: RequestId,
-        /// Tokens of its prompt that need not be computed.
+        /// Tokens of its prompt that are not computed: cached here or loaded.
         cached_tokens: usize,
     },
     /// A token was generated.
     Token {
-        /// Whose.
+        /// The request that the token belongs to.
         request: RequestId,
-        /// Its place in the output, from 0.
+        /// Its position in the output, from 0.
         index: usize,
     },
     /// A request has all its tokens.
     Finished {
-        /// Which.
+        /// The finished request.
         request: RequestId,
     },
-    /// A request lost its blocks to one that came earlier, and waits to be computed again.
+    /// A request lost its blocks to one that arrived earlier, and waits to be recomputed.
     Preempted {
-        /// Which.
+        /// The preempted request.
         request: RequestId,
     },
     /// Blocks of a chain entered the cache.
     Stored {
-        /// The request that brought them.
+        /// The request that computed or loaded them.
         request: RequestId,
-        /// Its chain.
+        /// The chain of that request.
         chain: Arc<[EngineHash]>,
-        /// Which of the chain's blocks.
+        /// The positions of the stored blocks in the chain.
         blocks: Range<usize>,
-        /// Where they now are.
+        /// The tier that holds them now.
         tier: Tier,
     },
-    /// Copies left the cache, first to go first.
+    /// Copies of blocks were evicted, in this order.
     Removed {
-        /// Their names; a name leaves once for every copy.
+        /// Their hashes; a hash is listed once for every copy.
         blocks: Vec<EngineHash>,
-        /// Where they were.
+        /// The tier that held them.
         tier: Tier,
     },
-    /// The whole cache was emptied.
+    /// The whole cache was cleared.
     Cleared,
 }
 
-/// A request that an engine cannot serve at all.
+/// Why an engine can never serve a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SimRefused {
-    /// There is nothing to compute.
+    /// The prompt has no tokens.
     #[error("the prompt has no tokens; send at least one")]
     EmptyPrompt,
-    /// It would never fit.
+    /// Prompt and output exceed the engine's KV cache.
     #[error(
-        "prompt and output have {tokens} tokens; this engine holds {capacity}, so shorten the prompt or ask for less output"
+        "prompt and output have {tokens} tokens; this engine's KV cache holds {capacity}; shorten the prompt or lower `max_tokens`"
     )]
     TooLong {
-        /// Of prompt and output.
+        /// Tokens of prompt and output.
         tokens: usize,
-        /// What the engine's cache holds.
+        /// Tokens that the engine's KV cache holds.
         capacity: usize,
     },
 }

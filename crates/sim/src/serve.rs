@@ -1,27 +1,28 @@
-//! The engine model behind a real port: OpenAI's interface, vLLM's metrics and events, and faults on demand.
+//! The engine model behind real ports: OpenAI's and Anthropic's APIs, vLLM's metrics and cache
+//! events, and fault injection.
 //!
-//! A [`ServedEngine`] has three ports: HTTP, cache events and their replay. It lives in incarnations: a crash
-//! ends one without a word to anybody, a restart begins the next at the same addresses with an empty
-//! cache and events numbered from 0, as a real engine's process would. A [`Control`] port switches faults,
-//! crashes and restarts; it stands apart, because a hanging engine answers nothing.
+//! A [`ServedEngine`] has three ports: HTTP, cache events and their replay. It runs in
+//! incarnations: a crash ends one without any notice, a restart begins the next at the same
+//! addresses with an empty cache and events numbered from 0, as a real engine's process does. A
+//! [`Control`] port sets faults, crashes and restarts engines; it is separate, because an engine
+//! with the fault `hang` answers nothing.
 
+mod answer;
 mod call;
 mod clock;
 mod control;
-mod dialect;
 mod driver;
 mod engine_site;
 mod events;
 mod faults;
 pub mod fuzzing;
 mod http;
+mod load_failure;
 mod metrics;
 mod options;
 mod response;
-mod responses;
 mod text;
 mod transfer;
-mod unloaded;
 
 pub use control::Control;
 pub use faults::{CachedTokens, FaultError, Faults, KvLoadFailure};
@@ -46,9 +47,9 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 use tokio::task::JoinSet;
 use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 
-/// A port of the incarnation before is free again after so many attempts, at the latest.
+/// Attempts to bind a port that the previous incarnation still holds.
 const BIND_ATTEMPTS: usize = 100;
-const BIND_PAUSE: Duration = Duration::from_millis(10);
+const BIND_BACKOFF: Duration = Duration::from_millis(10);
 
 /// An engine that can be crashed and restarted. Dropping it stops it.
 pub struct ServedEngine {
@@ -61,7 +62,7 @@ pub struct ServedEngine {
 }
 
 /// The sockets of one incarnation.
-struct BoundAddresses {
+struct BoundSockets {
     http: TcpListener,
     publisher: ZmtpPublisher,
     replay: ZmtpListener,
@@ -71,7 +72,7 @@ impl ServedEngine {
     /// Starts an engine.
     ///
     /// # Errors
-    /// If an address cannot be had or the tokenizer cannot be used.
+    /// If an address cannot be bound or the tokenizer cannot be used.
     pub async fn start(
         options: EngineOptions,
         addresses: Addresses,
@@ -83,7 +84,7 @@ impl ServedEngine {
         let faults = Arc::new(Mutex::new(options.faults.clone()));
         let bound = bind(addresses).await?;
         let http = bound.http.local_addr();
-        let http = http.map_err(|cause| cannot("HTTP", addresses.http, cause))?;
+        let http = http.map_err(|cause| bind_error("HTTP", addresses.http, cause))?;
         let addresses =
             Addresses { http, events: bound.publisher.address(), replay: bound.replay.address() };
         let tasks = AsyncMutex::new(JoinSet::new());
@@ -92,29 +93,29 @@ impl ServedEngine {
         Ok(engine)
     }
 
-    /// Where it listens.
+    /// The addresses that it listens at.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// What it does wrong now.
+    /// The faults in force.
     #[must_use]
     pub fn faults(&self) -> Faults {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Switches faults, for requests and events from now on.
+    /// Sets the faults for requests and events from now on.
     pub fn set_faults(&self, faults: Faults) {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
-    /// Closes all ports and connections at once and forgets everything.
+    /// Closes all ports and connections at once and drops all state.
     pub async fn crash(&self) {
         self.tasks.lock().await.shutdown().await;
     }
 
-    /// Whether it has not crashed.
+    /// Whether the current incarnation is running.
     pub async fn is_running(&self) -> bool {
         let mut tasks = self.tasks.lock().await;
         while tasks.try_join_next().is_some() {}
@@ -124,7 +125,7 @@ impl ServedEngine {
     /// Crashes it, if it still runs, and starts it again at the same addresses.
     ///
     /// # Errors
-    /// If somebody else has taken an address.
+    /// If another process holds an address.
     pub async fn restart(&self) -> Result<(), EngineServeError> {
         self.crash().await;
         let mut attempts = 0;
@@ -132,8 +133,8 @@ impl ServedEngine {
             match bind(self.addresses).await {
                 Ok(bound) => break bound,
                 Err(error) if attempts == BIND_ATTEMPTS => return Err(error),
-                // Connections of the incarnation before are being closed.
-                Err(_) => tokio::time::sleep(BIND_PAUSE).await,
+                // Connections of the previous incarnation are being closed.
+                Err(_) => tokio::time::sleep(BIND_BACKOFF).await,
             }
             attempts += 1;
         };
@@ -141,8 +142,8 @@ impl ServedEngine {
         Ok(())
     }
 
-    /// Begins an incarnation.
-    async fn run(&self, bound: BoundAddresses) {
+    /// Starts an incarnation.
+    async fn run(&self, bound: BoundSockets) {
         let options = &self.options;
         let settings = EngineSettings { tokens: TokenReports::Each, ..options.settings.clone() };
         let http = self.addresses.http;
@@ -152,7 +153,7 @@ impl ServedEngine {
         let events =
             EventStream::new(bound.publisher, topic.clone(), block_size, Arc::clone(&ring));
         let engine = SimEngine::new(&options.profile, &settings);
-        let (commands, orders) = mpsc::unbounded_channel();
+        let (commands, received) = mpsc::unbounded_channel();
         let (crash, crashed) = watch::channel(false);
         let driver = Driver::new(
             engine,
@@ -160,7 +161,7 @@ impl ServedEngine {
             events,
             Arc::clone(&self.faults),
         );
-        let ground = SiteState {
+        let state = SiteState {
             text: Arc::clone(&self.text),
             commands,
             faults: Arc::clone(&self.faults),
@@ -169,11 +170,11 @@ impl ServedEngine {
             addresses: self.addresses,
             topic: topic.clone(),
         };
-        let site = Arc::new(EngineSite::new(Arc::clone(options), ground));
+        let site = Arc::new(EngineSite::new(Arc::clone(options), state));
         let mut tasks = self.tasks.lock().await;
         let replay = events::serve_replay(bound.replay, topic, ring, Arc::clone(&self.faults));
         let serving = listen(bound.http, move |request| http::respond(Arc::clone(&site), request));
-        tasks.spawn(until(crashed.clone(), driver.run(orders)));
+        tasks.spawn(until(crashed.clone(), driver.run(received)));
         tasks.spawn(until(crashed.clone(), replay));
         tasks.spawn(until(crashed, serving));
     }
@@ -187,24 +188,24 @@ async fn until(mut crashed: watch::Receiver<bool>, task: impl Future<Output = ()
     }
 }
 
-async fn bind(addresses: Addresses) -> Result<BoundAddresses, EngineServeError> {
+async fn bind(addresses: Addresses) -> Result<BoundSockets, EngineServeError> {
     let Addresses { http, events, replay } = addresses;
-    Ok(BoundAddresses {
-        http: TcpListener::bind(http).await.map_err(|cause| cannot("HTTP", http, cause))?,
+    Ok(BoundSockets {
+        http: TcpListener::bind(http).await.map_err(|cause| bind_error("HTTP", http, cause))?,
         publisher: ZmtpPublisher::bind(events)
             .await
-            .map_err(|cause| cannot("cache events", events, cause))?,
+            .map_err(|cause| bind_error("cache events", events, cause))?,
         replay: ZmtpListener::bind(replay, SocketKind::Router)
             .await
-            .map_err(|cause| cannot("replay of cache events", replay, cause))?,
+            .map_err(|cause| bind_error("replay of cache events", replay, cause))?,
     })
 }
 
-fn cannot(what: &'static str, address: SocketAddr, cause: std::io::Error) -> EngineServeError {
+fn bind_error(what: &'static str, address: SocketAddr, cause: std::io::Error) -> EngineServeError {
     EngineServeError::Bind { what, address, cause }
 }
 
-/// Serves HTTP until the task is stopped, and its connections with it.
+/// Serves HTTP until the task is aborted, together with its connections.
 async fn listen<F, A>(listener: TcpListener, respond: F)
 where
     F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
@@ -215,18 +216,18 @@ where
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else {
-                    // Out of file descriptors, most likely: some will be closed.
-                    tokio::time::sleep(BIND_PAUSE).await;
+                    // Most likely out of file descriptors: retry after some are closed.
+                    tokio::time::sleep(BIND_BACKOFF).await;
                     continue;
                 };
-                // Tokens are small and late: waiting for more of them helps nobody.
+                // Each token is sent at once, not batched by Nagle's algorithm.
                 let _ = stream.set_nodelay(true);
                 let service = hyper::service::service_fn(respond.clone());
                 let connection = hyper::server::conn::http1::Builder::new()
                     .half_close(false)
                     .serve_connection(TokioIo::new(stream), service);
                 connections.spawn(async move {
-                    // A client that goes, or a fault that cuts, ends a connection with an error.
+                    // A client that disconnects, or a fault, ends a connection with an error.
                     let _ = connection.await;
                 });
             }

@@ -1,7 +1,7 @@
 //! Writes the seed corpus: `cargo run --manifest-path fuzz/Cargo.toml`.
 //!
-//! For the wire, small captured messages of every kind, in every dialect, so that the fuzzer starts
-//! where real engines are. For the index, sequences of operations from fixed seeds.
+//! For cache events, small captured messages of every kind in every dialect, so that the fuzzer
+//! starts from what real engines send. For the index, sequences of operations from fixed seeds.
 
 use prost::Message as _;
 use std::collections::BTreeSet;
@@ -18,9 +18,9 @@ use wornpath_events::{BlockIdScheme, Epoch, ResumePoint};
 use wornpath_fuzz::DIALECTS;
 use wornpath_index::{EngineHash, ExportedBlock, ExportedParent};
 
-/// Larger seeds make every mutation slower and teach the fuzzer nothing more.
+/// Larger seeds make every mutation slower without more coverage.
 const LARGEST_SEED: usize = 1200;
-/// Sequences of operations with either kind of caps.
+/// Sequences of operations for each kind of limits.
 const SEQUENCES: u64 = 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -69,7 +69,8 @@ fn checkpoints(fuzz: &Path) -> Result<(), Box<dyn Error>> {
         let name = format!("file-{}", records.len());
         fs::write(folder.join(name), [&[0], &file[..]].concat())?;
         if let [.., last] = &records[..] {
-            // After the head and the frames before comes the length, then the body; after it a checksum and the end.
+            // After the head and the frames before comes the length, then the body; after it a
+            // checksum and the end.
             let alone = encode_checkpoint(std::slice::from_ref(last));
             let body = &alone[12 + 8..alone.len() - 8 - 16];
             fs::write(folder.join(format!("frame-{}", last.pod)), [&[1], body].concat())?;
@@ -78,7 +79,7 @@ fn checkpoints(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Any bytes are operations; the first chooses the caps.
+/// Any bytes are operations; the first chooses the limits.
 fn operations(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     let folder = fuzz.join("corpus/index_ops");
     fs::create_dir_all(&folder)?;
@@ -126,7 +127,7 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
             };
             fs::write(file("wire_batch", ""), payload)?;
             fs::write(file("wire_frames", ""), one_record(&frames))?;
-            fs::write(file("zmtp_stream", ""), publisher_says(&frames))?;
+            fs::write(file("zmtp_stream", ""), publisher_stream(&frames))?;
             fs::write(file("grpc_report", "-raw"), report(PushBody::Raw(payload.to_vec())))?;
             fs::write(file("grpc_report", ""), report(PushBody::Batch(typed(&batch))))?;
             for dialect in DIALECTS {
@@ -140,7 +141,7 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// PushEventKind distinguishes one seed from another: its kinds of events, tiers and keys, not its numbers.
+/// What distinguishes one seed from another: its kinds of events, tiers and keys, not its numbers.
 fn shape(batch: &WireBatch) -> Vec<String> {
     let kind = |event: WireEvent<'_>| match event {
         WireEvent::Stored(stored) => format!(
@@ -167,8 +168,9 @@ fn one_record(frames: &[&[u8]]) -> Vec<u8> {
     record
 }
 
-/// A whole connection as a publisher writes it: greeting, READY, one message. The first byte is for a subscriber.
-fn publisher_says(frames: &[&[u8]]) -> Vec<u8> {
+/// All bytes that a publisher sends on a connection: greeting, READY, one message. The first byte
+/// chooses a subscriber.
+fn publisher_stream(frames: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![0, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F, 3, 0];
     bytes.extend(b"NULL");
     bytes.resize(1 + 64, 0);

@@ -1,17 +1,17 @@
-//! Bytes as a sequence of operations on a small index, each followed by a question.
+//! Bytes as a sequence of operations on a small index, each followed by a lookup.
 //!
-//! The first byte chooses the caps: roomy ones, or so small that they are hit all the time. Then every
-//! operation takes the bytes it needs. After each, a path is asked about and the answer is compared
-//! with the model ([`model`]) as far as that is defined; at the end everybody leaves and nothing may
-//! be left behind.
+//! The first byte chooses the limits: large ones, or so small that they are hit all the time. Then
+//! every operation consumes the bytes it needs. After each, a path is looked up and the result is
+//! compared with the model ([`model`]) as far as that is defined; at the end all pods are removed
+//! and the index must be empty.
 
+mod events;
 mod model;
-mod said;
 
 use std::time::Duration;
 
-use model::{Act, NODES, Name, Node, Pod, block, path};
-use said::Said;
+use events::OwnedEvent;
+use model::{CacheOp, NODES, Name, Node, Pod, block, path};
 use wornpath_blocks::BlockHash;
 use wornpath_index::{
     Applied, Capacity, Depths, Index, IndexLimits, IndexReader, IndexWriter, Moment, PodId,
@@ -19,12 +19,12 @@ use wornpath_index::{
 };
 
 /// Operations in one run: more bytes would only make runs slower.
-const MOST_OPERATIONS: usize = 400;
-const MOST_PODS: usize = 6;
+const MAX_OPERATIONS: usize = 400;
+const MAX_PODS: usize = 6;
 /// Steps that an operation may take: this index never has more than a few hundred blocks.
-const MOST_STEPS: u64 = 20_000;
+const MAX_STEPS: u64 = 20_000;
 
-/// Applies the operations that the bytes stand for.
+/// Applies the operations that the bytes encode.
 pub fn index_ops(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let mut limits = IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() };
@@ -39,17 +39,18 @@ pub fn index_ops(bytes: &[u8]) {
         };
     }
     let index = Index::new(limits, 7);
-    let (writer, reader) = (index.writer(), index.reader());
+    let writer = index.writer();
+    let reader = index.reader();
     let now = Moment::ZERO;
     let mut run = Run { bytes, limits, index, writer, reader, now, pods: vec![] };
-    for _ in 0..MOST_OPERATIONS {
+    for _ in 0..MAX_OPERATIONS {
         if run.bytes.0.is_empty() {
             break;
         }
-        within_steps(MOST_STEPS, || run.step());
-        within_steps(MOST_STEPS, || run.ask());
+        within_steps(MAX_STEPS, || run.step());
+        within_steps(MAX_STEPS, || run.look_up());
     }
-    run.leave_all();
+    run.remove_all();
 }
 
 /// The rest of the input; zeros when it has ended.
@@ -80,7 +81,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn step(&mut self) {
         let kind = self.bytes.below(16);
-        if self.pods.is_empty() || (kind == 0 && self.pods.len() < MOST_PODS) {
+        if self.pods.is_empty() || (kind == 0 && self.pods.len() < MAX_PODS) {
             return self.add();
         }
         let at = self.bytes.below(self.pods.len());
@@ -104,8 +105,9 @@ impl Run<'_> {
         }
         if self.refused(at) > refused {
             let pod = &mut self.pods[at].1;
-            (pod.inexact, pod.doubtful) = (true, true);
-            // What a refused block was to confirm is still expected.
+            pod.inexact = true;
+            pod.speculation_unsure = true;
+            // A refused block confirms no speculative insert.
             for (node, until) in before {
                 pod.expected.entry(node).or_insert(until);
             }
@@ -118,7 +120,7 @@ impl Run<'_> {
 
     fn add(&mut self) {
         let id = self.index.add_pod().unwrap_or_else(|full| {
-            // Whoever left has a slot until it is swept.
+            // A removed pod keeps its slot until it is swept.
             assert_eq!(full.leaving, full.capacity - self.pods.len());
             while self.writer.sweep(1000) == Swept::Partly {}
             self.index.add_pod().expect("few of 64 slots are taken")
@@ -134,17 +136,17 @@ impl Run<'_> {
     fn remove(&mut self, at: usize) {
         let (id, _) = self.pods.swap_remove(at);
         assert!(self.index.remove_pod(id));
-        assert!(!self.index.remove_pod(id), "a pod goes once");
-        self.writer.apply(id, None, &[]).expect_err("it has gone");
+        assert!(!self.index.remove_pod(id), "a pod is removed once");
+        self.writer.apply(id, None, &[]).expect_err("it was removed");
     }
 
     fn batch(&mut self, at: usize) {
-        let acts: Vec<_> = (0..1 + self.bytes.below(3)).map(|_| self.act()).collect();
+        let ops: Vec<_> = (0..1 + self.bytes.below(3)).map(|_| self.op()).collect();
         let (id, pod) = &mut self.pods[at];
-        let said: Vec<_> = acts.iter().map(|act| Said::of(act, *id)).collect();
-        let events: Vec<_> = said.iter().map(Said::event).collect();
+        let owned: Vec<_> = ops.iter().map(|op| OwnedEvent::of(op, *id)).collect();
+        let events: Vec<_> = owned.iter().map(OwnedEvent::event).collect();
         if !pod.counted {
-            acts.iter().for_each(|act| pod.play(act));
+            ops.iter().for_each(|op| pod.apply(op));
             let applied = self.writer.apply(*id, None, &events).expect("it lives");
             assert_eq!(applied, Applied::Now { caught_up: 0 });
             return;
@@ -156,34 +158,37 @@ impl Run<'_> {
             7 => due.wrapping_sub(1),
             _ => due,
         };
-        let must = pod.batch(number, acts, self.limits.early_per_pod);
+        let expected = pod.batch(number, ops, self.limits.early_per_pod);
         let applied = self.writer.apply(*id, Some(number), &events).expect("it lives");
-        assert_eq!(applied, must, "batch {number}");
+        assert_eq!(applied, expected, "batch {number}");
         let last = self.index.digest(*id).expect("it lives").last_sequence;
         assert_eq!(last, pod.next.and_then(|next| next.checked_sub(1)));
     }
 
-    fn act(&mut self) -> Act {
+    fn op(&mut self) -> CacheOp {
         let kind = self.bytes.below(16);
         let tier = Tier::ALL[self.bytes.below(16).saturating_sub(12)];
         let whole = path(self.bytes.below(NODES));
         let cut = self.bytes.below(whole.len() + 1);
-        let (head, tail) = (whole[..cut].to_vec(), whole[cut..].to_vec());
+        let head = whole[..cut].to_vec();
+        let tail = whole[cut..].to_vec();
         match kind {
-            0..4 => Act::Store { tier, name: Name::First, nodes: whole },
-            4 => Act::Store { tier, name: Name::First, nodes: tail },
-            5 => Act::Store { tier, name: Name::Second, nodes: whole },
-            6 => Act::Store { tier, name: Name::Native, nodes: tail },
-            7 => Act::Mention { tier, nodes: tail },
-            8 | 9 => Act::Remove { tier, name: Name::First, nodes: reversed(tail) },
-            10 => Act::Remove { tier, name: Name::First, nodes: head },
-            11 => Act::Remove { tier, name: Name::Second, nodes: reversed(tail) },
-            12 => Act::Remove { tier, name: Name::Native, nodes: tail },
-            13 => {
-                Act::Remove { tier, name: Name::First, nodes: tail[..tail.len().min(1)].to_vec() }
-            }
-            14 => Act::Clear,
-            _ => Act::Wild((0..10).map(|_| self.bytes.next()).collect()),
+            0..4 => CacheOp::Store { tier, name: Name::First, nodes: whole },
+            4 => CacheOp::Store { tier, name: Name::First, nodes: tail },
+            5 => CacheOp::Store { tier, name: Name::Second, nodes: whole },
+            6 => CacheOp::Store { tier, name: Name::Native, nodes: tail },
+            7 => CacheOp::StoreNamed { tier, nodes: tail },
+            8 | 9 => CacheOp::Remove { tier, name: Name::First, nodes: reversed(tail) },
+            10 => CacheOp::Remove { tier, name: Name::First, nodes: head },
+            11 => CacheOp::Remove { tier, name: Name::Second, nodes: reversed(tail) },
+            12 => CacheOp::Remove { tier, name: Name::Native, nodes: tail },
+            13 => CacheOp::Remove {
+                tier,
+                name: Name::First,
+                nodes: tail[..tail.len().min(1)].to_vec(),
+            },
+            14 => CacheOp::Clear,
+            _ => CacheOp::Arbitrary((0..10).map(|_| self.bytes.next()).collect()),
         }
     }
 
@@ -198,21 +203,25 @@ impl Run<'_> {
             let skipped = self.bytes.below(8) / 4;
             wanted.extend(nodes.iter().skip(skipped).rev().map(|node| (*node, name, tier)));
         }
-        let acts: Vec<_> = wanted
+        let ops: Vec<_> = wanted
             .iter()
-            .map(|(node, name, tier)| Act::Store { tier: *tier, name: *name, nodes: vec![*node] })
+            .map(|(node, name, tier)| CacheOp::Store {
+                tier: *tier,
+                name: *name,
+                nodes: vec![*node],
+            })
             .collect();
-        let said: Vec<_> = acts.iter().map(|act| Said::of(act, *id)).collect();
-        let stored: Vec<_> = said.iter().filter_map(Said::stored).collect();
+        let owned: Vec<_> = ops.iter().map(|op| OwnedEvent::of(op, *id)).collect();
+        let stored: Vec<_> = owned.iter().filter_map(OwnedEvent::stored).collect();
         let sequence = pod.next.filter(|_| pod.counted).map(|next| next.wrapping_add(1));
         let snapshot = Snapshot { sequence, stored: &stored };
         let caught_up = self.writer.apply_snapshot(*id, snapshot).expect("it lives");
         pod.become_equal(&wanted);
-        let must = match sequence {
+        let expected = match sequence {
             Some(last) => pod.start_at(last.wrapping_add(1)),
             None => pod.catch_up(),
         };
-        assert_eq!(caught_up, must);
+        assert_eq!(caught_up, expected);
     }
 
     fn start_at(&mut self, at: usize) {
@@ -231,39 +240,39 @@ impl Run<'_> {
             // Time is counted in steps of 50 ms, and nothing expires early.
             let steps = until.as_millis().div_ceil(50) as u64;
             pod.expect(&nodes, Duration::from_millis(steps * 50));
-            // At the cap, those that would expire next are no longer expected.
-            pod.doubtful |= pod.expected.len() > self.limits.speculative_per_pod;
+            // At the limit, those that would expire next are dropped.
+            pod.speculation_unsure |= pod.expected.len() > self.limits.speculative_per_pod;
         } else {
             let of_pod = chain.len() + pod.expected.len() > self.limits.speculative_per_pod;
             let of_all = chain.len() + self.index.stats().entries > self.limits.blocks;
-            assert!(of_pod || of_all, "an expectation is refused only at a cap");
+            assert!(of_pod || of_all, "a speculative insert is refused only at a limit");
         }
     }
 
-    /// Asks about a path with something unknown after it.
-    fn ask(&mut self) {
+    /// Looks up a path followed by an unknown block.
+    fn look_up(&mut self) {
         let nodes = path(self.bytes.below(NODES));
         let mut chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
         chain.push(BlockHash(0xdead));
-        let mut answer = Depths::default();
-        self.reader.lookup(&chain, &mut answer);
-        let mut credited = 0;
+        let mut depths = Depths::default();
+        self.reader.lookup(&chain, &mut depths);
+        let mut holders = 0;
         for (id, pod) in &self.pods {
-            let found = answer.depth(id.slot());
+            let found = depths.depth(id.slot());
             let stats = self.index.pod_stats(*id).expect("it lives");
-            let (least, most) = match (pod.wild, pod.depth(&nodes)) {
+            let (least, most) = match (pod.arbitrary, pod.depth(&nodes)) {
                 (true, _) => (0, nodes.len()),
                 (false, most) => (if pod.is_exact(stats.orphans) { most } else { 0 }, most),
             };
             assert!((least..=most).contains(&found), "{found} not in {least}..={most}: {pod:?}");
-            credited += usize::from(found > 0);
+            holders += usize::from(found > 0);
             if least == most {
                 self.check_tiers(*id, pod, &nodes[..found]);
             }
         }
-        let answered: usize = answer.levels().map(|level| level.pods.len()).sum();
-        assert_eq!(answered, credited, "only live pods are answered");
-        assert!(answer.levels().is_sorted_by(|a, b| a.depth < b.depth));
+        let listed: usize = depths.levels().map(|level| level.pods.len()).sum();
+        assert_eq!(listed, holders, "only live pods are listed");
+        assert!(depths.levels().is_sorted_by(|a, b| a.depth < b.depth));
     }
 
     fn check_tiers(&self, id: PodId, pod: &Pod, nodes: &[Node]) {
@@ -277,7 +286,7 @@ impl Run<'_> {
         }
     }
 
-    fn leave_all(&mut self) {
+    fn remove_all(&mut self) {
         for (id, _) in self.pods.drain(..) {
             self.index.remove_pod(id);
         }
@@ -286,7 +295,7 @@ impl Run<'_> {
         assert_eq!(
             (stats.blocks, stats.entries, stats.sets, stats.pods, stats.leaving, stats.suspects),
             (0, 0, 0, 0, 0, 0),
-            "nothing stays when all have left"
+            "the index is empty when all pods are removed"
         );
     }
 }

@@ -1,8 +1,8 @@
-//! The naive model: each pod's copies in plain maps, and how far the model can be relied on.
+//! The naive model: each pod's copies in plain maps, and how far the model is exact.
 //!
-//! The index never holds more than the model says. It holds exactly that unless something happened
-//! that the model leaves open: a cap refused blocks, a bare name came after its content was forgotten,
-//! blocks wait beside others that they could follow, or names were used at random.
+//! The index never holds more than the model. It holds exactly that unless something happened that
+//! the model leaves open: a limit refused blocks, a bare name came after its content was dropped,
+//! orphans wait beside others that they could follow, or names were used at random.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ pub(super) fn block(node: Node) -> BlockHash {
     path(node).into_iter().fold(ROOT, |hash, node| hash.then(content(node)))
 }
 
-/// Under which of its names a block is spoken of.
+/// The engine's name under which an event lists a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Name {
     First,
@@ -45,16 +45,16 @@ pub(super) enum Name {
     Native,
 }
 
-/// What happens to a pod, and how it is said.
+/// A change of a pod's cache, as its events report it.
 #[derive(Clone, Debug)]
-pub(super) enum Act {
+pub(super) enum CacheOp {
     Store {
         tier: Tier,
         name: Name,
         nodes: Vec<Node>,
     },
     /// Names without contents.
-    Mention {
+    StoreNamed {
         tier: Tier,
         nodes: Vec<Node>,
     },
@@ -64,27 +64,29 @@ pub(super) enum Act {
         nodes: Vec<Node>,
     },
     Clear,
-    /// Lists that need not fit together, from these bytes.
-    Wild(Vec<u8>),
+    /// Lists of arbitrary lengths, from these bytes.
+    Arbitrary(Vec<u8>),
 }
 
 #[derive(Default, Debug)]
 pub(super) struct Pod {
     pub(super) counted: bool,
     pub(super) next: Option<u64>,
-    early: BTreeMap<u64, Vec<Act>>,
+    early: BTreeMap<u64, Vec<CacheOp>>,
     copies: BTreeMap<(Node, Name, Tier), u32>,
-    told: BTreeSet<(Node, Name)>,
-    heard: BTreeSet<Node>,
+    /// Names that events have sent with their content.
+    content_known: BTreeSet<(Node, Name)>,
+    /// Nodes that any event has stored.
+    ever_stored: BTreeSet<Node>,
     pub(super) expected: BTreeMap<Node, Moment>,
     /// Other names than the first were used.
     several_names: bool,
-    /// The index may know less.
+    /// The index may hold less.
     pub(super) inexact: bool,
-    /// The index may expect less.
-    pub(super) doubtful: bool,
-    /// Anything may be held.
-    pub(super) wild: bool,
+    /// The index may have fewer speculative inserts.
+    pub(super) speculation_unsure: bool,
+    /// The index may hold anything.
+    pub(super) arbitrary: bool,
 }
 
 impl Pod {
@@ -92,19 +94,19 @@ impl Pod {
         Self { counted, next, ..Self::default() }
     }
 
-    /// Plays a batch in its turn; what the index must say of it.
-    pub(super) fn batch(&mut self, number: u64, acts: Vec<Act>, window: usize) -> Applied {
+    /// Applies a batch in order; returns the result that the index must return.
+    pub(super) fn batch(&mut self, number: u64, ops: Vec<CacheOp>, window: usize) -> Applied {
         match self.next {
             Some(next) if number < next => Applied::Duplicate,
             Some(expected) if number > expected => {
                 if self.early.len() >= window && !self.early.contains_key(&number) {
                     return Applied::Dropped { expected };
                 }
-                self.early.entry(number).or_insert(acts);
+                self.early.entry(number).or_insert(ops);
                 Applied::Early { expected }
             }
             _ => {
-                acts.iter().for_each(|act| self.play(act));
+                ops.iter().for_each(|op| self.apply(op));
                 self.next = Some(number.wrapping_add(1));
                 Applied::Now { caught_up: self.catch_up() }
             }
@@ -120,51 +122,52 @@ impl Pod {
     pub(super) fn catch_up(&mut self) -> usize {
         let mut batches = 0;
         while let Some(next) = self.next
-            && let Some(acts) = self.early.remove(&next)
+            && let Some(ops) = self.early.remove(&next)
         {
-            acts.iter().for_each(|act| self.play(act));
+            ops.iter().for_each(|op| self.apply(op));
             self.next = Some(next.wrapping_add(1));
             batches += 1;
         }
         batches
     }
 
-    pub(super) fn play(&mut self, act: &Act) {
-        match act {
-            Act::Store { tier, name, nodes } => {
+    pub(super) fn apply(&mut self, op: &CacheOp) {
+        match op {
+            CacheOp::Store { tier, name, nodes } => {
                 nodes.iter().for_each(|node| self.store(*node, *name, *tier));
             }
-            Act::Mention { tier, nodes } => nodes.iter().for_each(|node| {
-                let known = self.told.contains(&(*node, Name::First))
+            CacheOp::StoreNamed { tier, nodes } => nodes.iter().for_each(|node| {
+                let known = self.content_known.contains(&(*node, Name::First))
                     && Tier::ALL.iter().any(|tier| self.count(*node, Name::First, *tier) > 0);
-                self.inexact |= !known && self.heard.contains(node);
+                self.inexact |= !known && self.ever_stored.contains(node);
                 self.add(*node, Name::First, *tier);
             }),
-            Act::Remove { tier, name, nodes } => nodes.iter().for_each(|node| {
+            CacheOp::Remove { tier, name, nodes } => nodes.iter().for_each(|node| {
                 let count = self.count(*node, *name, *tier);
                 self.copies.insert((*node, *name, *tier), count.saturating_sub(1));
                 if count < 2 || !self.counted {
                     self.copies.remove(&(*node, *name, *tier));
                 }
             }),
-            Act::Clear => {
-                let (counted, next) = (self.counted, self.next);
+            CacheOp::Clear => {
+                let counted = self.counted;
+                let next = self.next;
                 let early = std::mem::take(&mut self.early);
                 *self = Self { early, ..Self::new(counted, next) };
             }
-            Act::Wild(_) => self.wild = true,
+            CacheOp::Arbitrary(_) => self.arbitrary = true,
         }
     }
 
     fn store(&mut self, node: Node, name: Name, tier: Tier) {
         self.several_names |= name != Name::First;
         self.add(node, name, tier);
-        self.told.insert((node, name));
+        self.content_known.insert((node, name));
         if self.expected.contains_key(&node) {
             if self.surely_holds(node) {
                 self.expected.remove(&node);
             } else {
-                self.doubtful = true;
+                self.speculation_unsure = true;
             }
         }
     }
@@ -173,25 +176,25 @@ impl Pod {
         let counted = self.counted;
         let count = self.copies.entry((node, name, tier)).or_default();
         *count = if counted { *count + 1 } else { 1 };
-        self.heard.insert(node);
+        self.ever_stored.insert(node);
     }
 
     /// Makes the copies equal to a snapshot's.
     pub(super) fn become_equal(&mut self, wanted: &[(Node, Name, Tier)]) {
         self.copies.clear();
-        self.doubtful = true;
+        self.speculation_unsure = true;
         for (node, name, tier) in wanted {
             self.several_names |= *name != Name::First;
             *self.copies.entry((*node, *name, *tier)).or_default() += 1;
-            self.told.insert((*node, *name));
-            self.heard.insert(*node);
+            self.content_known.insert((*node, *name));
+            self.ever_stored.insert(*node);
         }
     }
 
     pub(super) fn expect(&mut self, nodes: &[Node], until: Moment) {
         for node in nodes {
             if !self.surely_holds(*node) {
-                self.doubtful |= self.really_holds(*node) || self.inexact;
+                self.speculation_unsure |= self.really_holds(*node) || self.inexact;
                 let expires = self.expected.entry(*node).or_insert(until);
                 *expires = until.max(*expires);
             }
@@ -200,14 +203,14 @@ impl Pod {
 
     pub(super) fn expire(&mut self, now: Moment) {
         self.expected.retain(|_, expires| *expires > now);
-        self.doubtful &= !self.expected.is_empty();
+        self.speculation_unsure &= !self.expected.is_empty();
     }
 
-    /// Whether the index must hold exactly what the model holds, given how many blocks wait in it.
+    /// Whether the index must hold exactly what the model holds, given its number of orphans.
     pub(super) fn is_exact(&self, waiting: usize) -> bool {
         let plain = !self.several_names && self.expected.is_empty();
-        let sure = !self.doubtful || self.expected.is_empty();
-        !self.wild && !self.inexact && sure && (waiting == 0 || plain)
+        let sure = !self.speculation_unsure || self.expected.is_empty();
+        !self.arbitrary && !self.inexact && sure && (waiting == 0 || plain)
     }
 
     /// The longest run of leading nodes.
@@ -216,10 +219,10 @@ impl Pod {
         path.iter().take_while(holds).count()
     }
 
-    /// The fastest tier of a block that is held; nothing if that depends on more than its copies.
+    /// The fastest tier of a held block; `None` if that depends on more than its copies.
     pub(super) fn tier(&self, node: Node) -> Option<Tier> {
         let on = |tier: &Tier| self.count(node, Name::First, *tier) > 0;
-        let simple = !self.several_names && self.told.contains(&(node, Name::First));
+        let simple = !self.several_names && self.content_known.contains(&(node, Name::First));
         Tier::ALL.into_iter().find(on).filter(|_| simple && !self.expected.contains_key(&node))
     }
 
@@ -228,7 +231,7 @@ impl Pod {
     }
 
     fn holds_as(&self, node: Node, name: Name) -> bool {
-        self.told.contains(&(node, name))
+        self.content_known.contains(&(node, name))
             && Tier::ALL.iter().any(|t| self.count(node, name, *t) > 0)
     }
 
@@ -236,10 +239,10 @@ impl Pod {
         [Name::First, Name::Second, Name::Native].iter().any(|name| self.holds_as(node, *name))
     }
 
-    /// Whether the index cannot but have entered the block: it needs no prefix, or has all of it.
+    /// Whether the index must have inserted the block: it needs no prefix, or has all of it.
     fn surely_holds(&self, node: Node) -> bool {
         let whole = |name| path(node).iter().all(|node| self.holds_as(*node, name));
         let native = self.holds_as(node, Name::Native);
-        !self.inexact && !self.wild && (native || whole(Name::First) || whole(Name::Second))
+        !self.inexact && !self.arbitrary && (native || whole(Name::First) || whole(Name::Second))
     }
 }

@@ -1,10 +1,10 @@
 //! Dynamo's `ConcurrentRadixTreeCompressed`, its default indexer.
 //!
-//! Its public way in is a worker loop fed by a channel, so one thread runs that loop for the
-//! index's whole life, and its CPU clock is the one that counts: the events are made on another
-//! thread. They are sent in batches with a flush between them, so that the queue stays small (its
-//! buffer would count as the index's memory) and the loop rarely sleeps. Queries run in the
-//! caller's thread, as they do in Dynamo.
+//! Its public interface for events is a worker loop fed by a channel, so one thread runs that loop
+//! as long as the index exists, and its CPU clock is the one that counts: the events are created on
+//! another thread. They are sent in batches with a flush between them, so that the queue stays
+//! small (its buffer would count as the index's memory) and the loop rarely sleeps. Queries run in
+//! the caller's thread, as they do in Dynamo.
 
 use std::ops::Range;
 use std::os::unix::thread::JoinHandleExt;
@@ -29,7 +29,7 @@ const BATCH: usize = 512;
 /// The adapter.
 pub(crate) struct Crtc;
 
-/// A plain copy of the log: its events own their lists, so they are made as they are sent.
+/// A copy of the log: CRTC's events own their lists, so they are created when they are sent.
 pub(crate) struct Log {
     events: Vec<Event>,
     seqs: Vec<u64>,
@@ -58,7 +58,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // If the loop has panicked the join below fails, and the benchmark has said so already.
+        // If the loop has panicked, the join below fails, and the panic was printed already.
         let _ = self.tasks.send(WorkerTask::Terminate);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -123,7 +123,7 @@ impl Index for Crtc {
         wait.blocking_recv().expect("the worker loop answers every removal");
     }
 
-    fn tidy(lane: &mut Lane) {
+    fn housekeep(lane: &mut Lane) {
         lane.send(WorkerTask::CleanupStaleChildren);
         lane.flush();
     }

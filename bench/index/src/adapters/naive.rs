@@ -12,14 +12,14 @@ use crate::workload::QuerySet;
 /// Copies per tier.
 type Copies = [u16; 4];
 
-/// "Longest contiguous run from block 0 per live pod", taken at its word.
+/// The definition, implemented literally: the longest contiguous run from block 0 per live pod.
 pub(crate) struct Naive;
 
-/// Who holds how many copies of what.
+/// The copies of each block on each pod.
 #[derive(Default)]
 pub(crate) struct Holdings {
     blocks: FxHashMap<u64, FxHashMap<u32, Copies>>,
-    gone: FxHashSet<u32>,
+    removed: FxHashSet<u32>,
 }
 
 /// A plain copy of the log.
@@ -71,7 +71,7 @@ impl Index for Naive {
     }
 
     fn remove_pod(shared: &Self::Shared, (): &mut (), pod: u32) {
-        shared.write().unwrap_or_else(PoisonError::into_inner).gone.insert(pod);
+        shared.write().unwrap_or_else(PoisonError::into_inner).removed.insert(pod);
     }
 }
 
@@ -91,7 +91,7 @@ impl Reader for NaiveReader<'_> {
             let Some(pods) = holdings.blocks.get(seq).filter(|pods| !pods.is_empty()) else {
                 break;
             };
-            for pod in pods.keys().filter(|pod| !holdings.gone.contains(pod)) {
+            for pod in pods.keys().filter(|pod| !holdings.removed.contains(pod)) {
                 let reached = self.answer.entry(*pod).or_insert(0);
                 if *reached as usize == depth {
                     *reached += 1;

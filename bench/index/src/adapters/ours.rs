@@ -1,8 +1,8 @@
 //! wornpath's own index, with everything on: aliases, counted copies, tiers and the reverse index.
 //!
-//! `seq` is the engine's hash and only an alias; our chain is derived from the contents. Every event
-//! is a batch of its own with a sequence number, as an engine would send it. Removal is followed by
-//! sweep steps of a bounded number of blocks, which the caller drives.
+//! `seq` is the engine's hash and only an alias; our chain is derived from the contents. Every
+//! event is a batch of its own with a sequence number, as an engine would send it. Removal is
+//! followed by sweep steps of a bounded number of blocks, which the caller drives.
 
 use std::ops::Range;
 
@@ -146,7 +146,8 @@ impl Reader for OurReader {
     }
 
     fn answers(&self, pod: u32) -> bool {
-        let (word, bit) = (pod as usize / 64, pod % 64);
+        let word = pod as usize / 64;
+        let bit = pod % 64;
         self.answer.levels().any(|level| level.pods.words()[word] >> bit & 1 == 1)
     }
 }

@@ -8,7 +8,8 @@ use wornpath_planner::{OnlinePriority, Plan, Speeds};
 use wornpath_sim::EngineProfile;
 use wornpath_sim::offline::{OfflineEngines, queue_of, rates};
 use wornpath_sim::replay::{
-    BackgroundLoad, ReplayFleet, RequestRecord, Trace, TraceStart, TraceTurn, replay, replay_beside,
+    BackgroundLoad, ReplayFleet, RequestRecord, Trace, TraceStart, TraceTurn, replay,
+    replay_with_background,
 };
 
 const PODS: usize = 4;
@@ -123,9 +124,9 @@ fn together(rates_of_clients: &[f64], priority: &OnlinePriority<usize>) -> Vec<T
             plan: plan.clone(),
             profile: ("planned requests", PLANNED),
             window: WINDOW,
-            courtesy: priority.clone(),
+            online_priority: priority.clone(),
         };
-        let (records, done) = replay_beside(&trace, CACHE_AWARE, &fleet, beside).unwrap();
+        let (records, done) = replay_with_background(&trace, CACHE_AWARE, &fleet, beside).unwrap();
         let together = p95_ttft(&records);
         let ratio = together.as_secs_f64() / alone.as_secs_f64();
         println!(

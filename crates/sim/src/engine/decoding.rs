@@ -1,7 +1,7 @@
-//! The sequences that decode, at a cost per step that does not grow with their number.
+//! The decoding sequences, at a cost per step that does not grow with their number.
 //!
-//! All of them gain one token per step, so only sums need to be kept up, and a sequence is looked at
-//! again when it ends or when its last block is full. A queue by step number says when that is.
+//! All of them gain one token per step, so only sums are updated, and a sequence is visited again
+//! when it ends or when its last block is full. A queue by step number orders these visits.
 
 use super::sequence::{SequenceSlot, Sequences, SimSequence};
 use crate::cost::StepLoad;
@@ -14,11 +14,11 @@ pub(super) struct Decoding {
     /// Steps done since the engine's start.
     pub(super) step: u64,
     count: usize,
-    /// Tokens with key/value vectors of all of them.
+    /// Their tokens with key/value vectors, summed.
     context_tokens: usize,
-    /// After which step which sequence is to be looked at; one entry for each.
+    /// The step after which each sequence is visited next; one entry for each.
     due: BinaryHeap<Reverse<(u64, SequenceSlot)>>,
-    /// What was true of all after the step in which one came or went.
+    /// Longest context and shared prefix, as of the step in which the batch last changed.
     shape: Option<BatchShape>,
 }
 
@@ -34,7 +34,7 @@ impl Decoding {
         self.count
     }
 
-    /// A sequence has its first token, or one more after a preemption, and goes on from here.
+    /// Adds a sequence that has its first token, or one more after a preemption.
     pub(super) fn add(
         &mut self,
         slot: SequenceSlot,
@@ -45,10 +45,10 @@ impl Decoding {
         self.count += 1;
         self.context_tokens += sequence.context_by(self.step);
         self.shape = None;
-        self.plan(slot, sequence, block_size);
+        self.schedule_visit(slot, sequence, block_size);
     }
 
-    /// A sequence stops decoding, if it does decode.
+    /// Removes a sequence, if it decodes.
     pub(super) fn remove(&mut self, slot: SequenceSlot, sequence: &mut SimSequence) {
         if sequence.decodes_since.is_none() {
             return;
@@ -61,21 +61,27 @@ impl Decoding {
         self.due.retain(|Reverse((_, other))| *other != slot);
     }
 
-    /// Says when to look at a sequence again: when it has all its tokens or its last block is full.
-    pub(super) fn plan(&mut self, slot: SequenceSlot, sequence: &SimSequence, block_size: usize) {
+    /// Schedules the next visit of a sequence: when it has all its tokens or its last block is
+    /// full.
+    pub(super) fn schedule_visit(
+        &mut self,
+        slot: SequenceSlot,
+        sequence: &SimSequence,
+        block_size: usize,
+    ) {
         let missing = sequence.request.output_tokens - sequence.generated_by(self.step);
         let to_boundary = block_size - sequence.context_by(self.step) % block_size;
         let step = self.step + missing.min(to_boundary) as u64;
         self.due.push(Reverse((step, slot)));
     }
 
-    /// All of them gain a token.
-    pub(super) fn pass_step(&mut self) {
+    /// Gives every sequence a token.
+    pub(super) fn advance_step(&mut self) {
         self.step += 1;
         self.context_tokens += self.count;
     }
 
-    /// The next sequence to be looked at after the current step.
+    /// The next sequence whose visit is due after the current step.
     pub(super) fn pop_due(&mut self) -> Option<SequenceSlot> {
         match self.due.peek() {
             Some(Reverse((step, slot))) if *step <= self.step => {
@@ -87,8 +93,8 @@ impl Decoding {
         }
     }
 
-    /// Adds the decoding of the coming step to its load. `shape` is asked for only by profiles whose cost
-    /// depends on it.
+    /// Adds the decoding of the coming step to its load; the shape only if
+    /// [`update_shape`](Self::update_shape) was called, which costs time per sequence.
     pub(super) fn add_to(&self, load: &mut StepLoad) {
         load.sequences = self.count;
         load.context_tokens = self.context_tokens + self.count;
@@ -98,8 +104,8 @@ impl Decoding {
         }
     }
 
-    /// Finds the longest context and the prefix that all share, if one came or went since.
-    pub(super) fn measure(
+    /// Finds the longest context and the shared prefix, if the batch has changed since.
+    pub(super) fn update_shape(
         &mut self,
         running: &[SequenceSlot],
         sequences: &Sequences,

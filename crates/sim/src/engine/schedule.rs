@@ -1,27 +1,27 @@
-//! The beginning of a step: who decodes, who prefills how much, who is admitted.
+//! The beginning of a step: decoding, prefill chunks within the token budget, and admission.
 
 use super::sequence::SequenceSlot;
-use super::{Chunk, EngineAdmission, SimEngine};
+use super::{BlockedHead, Chunk, EngineAdmission, SimEngine};
 use crate::cost::StepLoad;
 use crate::pool::BlockId;
 use crate::request::{Output, PromptSource, SimOutcome};
 use std::time::Duration;
 
-/// Whether decoding went on undisturbed.
+/// Whether every decoding sequence got its next block without a preemption.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Growth {
     Fits,
     Preempts,
 }
 
-/// What a waiting request finds when its blocks fit.
+/// The blocks and copies that admit a waiting request.
 struct Fit {
     /// Cached on the device.
     hits: Vec<BlockId>,
-    /// To be had from the host tier or another engine, in tokens, and how long that takes.
+    /// Tokens that the host tier or another engine provides.
     loaded_tokens: usize,
     load_time: Duration,
-    /// Of the request in all.
+    /// All blocks of the request, hits included.
     blocks: usize,
 }
 
@@ -38,8 +38,8 @@ impl SimEngine {
         let mut load = StepLoad::default();
         let mut budget = self.profile.max_step_tokens().saturating_sub(self.decoding.len());
         self.chunks.clear();
-        for place in 0..self.prefilling.len() {
-            budget -= self.add_chunk(self.prefilling[place], budget, &mut load);
+        for index in 0..self.prefilling.len() {
+            budget -= self.add_chunk(self.prefilling[index], budget, &mut load);
         }
         if growth == Growth::Fits {
             self.admit(budget, &mut load, outputs);
@@ -49,16 +49,16 @@ impl SimEngine {
         }
         let cost = self.profile.step_cost();
         if cost.per_longest_token > 0.0 || cost.cascade.is_some() {
-            self.decoding.measure(&self.running, &self.sequences, self.block_size);
+            self.decoding.update_shape(&self.running, &self.sequences, self.block_size);
         }
         self.decoding.add_to(&mut load);
         self.step_end = Some(self.now + cost.of(&load).mul_f64(self.settings.slowdown));
     }
 
     fn expire_leases(&mut self) {
-        while let Some(place) = self.leased.iter().position(|(until, ..)| *until <= self.now) {
-            let (_, _, sequence) = self.leased.swap_remove(place);
-            self.release(&sequence);
+        while let Some(index) = self.leases.iter().position(|lease| lease.expires <= self.now) {
+            let lease = self.leases.swap_remove(index);
+            self.release(&lease.sequence);
         }
     }
 
@@ -69,18 +69,19 @@ impl SimEngine {
     }
 
     fn finish_loads(&mut self, outputs: &mut Vec<Output>) {
-        while let Some(place) = self.loading.iter().position(|(time, _)| *time <= self.now) {
-            let (_, slot) = self.loading.remove(place);
+        while let Some(index) = self.loading.iter().position(|(time, _)| *time <= self.now) {
+            let (_, slot) = self.loading.remove(index);
             self.store_full_blocks(slot, self.sequences[slot].computed, outputs);
             self.running.push(slot);
             self.prefilling.push(slot);
         }
     }
 
-    /// Gives a block to each decoding sequence that has filled its last one, if need be by preempting.
+    /// Gives a block to each decoding sequence that has filled its last one, preempting if none is
+    /// free.
     fn grow_decoding(&mut self, outputs: &mut Vec<Output>) -> Growth {
         let mut growth = Growth::Fits;
-        for slot in std::mem::take(&mut self.wanting) {
+        for slot in std::mem::take(&mut self.needs_block) {
             while self.sequences[slot].decodes_since.is_some() {
                 if let Some(block) = self.device.allocate(&mut self.evicted) {
                     self.sequences[slot].blocks.push(block);
@@ -99,7 +100,8 @@ impl SimEngine {
         self.leave_queues(slot);
         let sequence = &mut self.sequences[slot];
         let blocks = std::mem::take(&mut sequence.blocks);
-        (sequence.named, sequence.computed) = (0, 0);
+        sequence.stored_blocks = 0;
+        sequence.computed = 0;
         let request = sequence.request.id;
         for block in blocks.into_iter().rev() {
             self.device.release(block);
@@ -109,7 +111,7 @@ impl SimEngine {
         self.emit(outputs, SimOutcome::Preempted { request });
     }
 
-    /// As much of a prompt as the budget allows.
+    /// Schedules as much of a prompt as the budget allows; returns the number of tokens.
     fn add_chunk(&mut self, slot: SequenceSlot, budget: usize, load: &mut StepLoad) -> usize {
         let sequence = &self.sequences[slot];
         let tokens = budget.min(sequence.target() - sequence.computed);
@@ -120,20 +122,24 @@ impl SimEngine {
         tokens
     }
 
-    /// First come, first served: a request that does not fit holds up those behind it.
+    /// Admits waiting requests first come, first served: one that does not fit blocks those behind
+    /// it.
     fn admit(&mut self, mut budget: usize, load: &mut StepLoad, outputs: &mut Vec<Output>) {
         while budget > 0
             && self.running.len() + self.loading.len() < self.profile.max_sequences()
             && let Some(slot) = self.waiting.front().copied()
-            && self.blocked != Some((slot, self.device.version()))
         {
+            let head = BlockedHead { slot, pool_version: self.device.version() };
+            if self.blocked == Some(head) {
+                return;
+            }
             let Some(fit) = self.fit(slot) else {
-                self.blocked = Some((slot, self.device.version()));
+                self.blocked = Some(head);
                 return;
             };
             self.waiting.pop_front();
             let load_time = fit.load_time;
-            self.place(slot, fit, outputs);
+            self.allocate(slot, fit, outputs);
             if load_time > Duration::ZERO {
                 self.loading.push((self.now + load_time, slot));
             } else {
@@ -144,14 +150,14 @@ impl SimEngine {
         }
     }
 
-    /// Looks a request's chain up and counts whether its blocks fit.
+    /// Looks up a request's chain and checks whether its blocks fit.
     fn fit(&self, slot: SequenceSlot) -> Option<Fit> {
         let sequence = &self.sequences[slot];
         let target = sequence.target();
-        // The last token is always computed: its output is the first thing asked for.
+        // The last token is always computed: its output is the first token.
         let reusable = ((target - 1) / self.block_size).min(sequence.request.chain.len());
         let chain = &sequence.request.chain[..reusable];
-        let hits: Vec<_> = chain.iter().map_while(|name| self.device.find(*name)).collect();
+        let hits: Vec<_> = chain.iter().map_while(|hash| self.device.find(*hash)).collect();
         let tokens = match self.settings.admission {
             EngineAdmission::PromptFits => target,
             EngineAdmission::WholeFits => sequence.total_tokens().max(target),
@@ -169,18 +175,18 @@ impl SimEngine {
             }
             _ => {
                 let beyond = chain[hits.len()..].iter();
-                let found = beyond.take_while(|name| self.host.find(**name).is_some()).count();
+                let found = beyond.take_while(|hash| self.host.find(**hash).is_some()).count();
                 (found * self.block_size, self.profile.host_time(found * self.block_size))
             }
         };
         Some(Fit { hits, loaded_tokens, load_time, blocks })
     }
 
-    /// Gives a request its blocks.
-    fn place(&mut self, slot: SequenceSlot, fit: Fit, outputs: &mut Vec<Output>) {
+    /// Gives a request its blocks and reports its admission.
+    fn allocate(&mut self, slot: SequenceSlot, fit: Fit, outputs: &mut Vec<Output>) {
         let Fit { mut hits, loaded_tokens, blocks, .. } = fit;
         for block in &hits {
-            self.device.take(*block);
+            self.device.acquire(*block);
         }
         let found = hits.len();
         while hits.len() < blocks {
@@ -189,18 +195,18 @@ impl SimEngine {
         }
         let sequence = &mut self.sequences[slot];
         sequence.blocks = hits;
-        sequence.named = found;
+        sequence.stored_blocks = found;
         sequence.computed = found * self.block_size + loaded_tokens;
         let chain = sequence.request.chain.clone();
-        for name in chain[found..].iter().take(loaded_tokens / self.block_size) {
-            if let Some(block) = self.host.find(*name) {
+        for hash in chain[found..].iter().take(loaded_tokens / self.block_size) {
+            if let Some(block) = self.host.find(*hash) {
                 self.host.touch(block);
             }
         }
         if !std::mem::replace(&mut sequence.admitted, true) {
             let request = sequence.request.id;
             let cached_tokens = sequence.computed;
-            self.load.asked_tokens += sequence.request.prompt_tokens as u64;
+            self.load.prompt_tokens += sequence.request.prompt_tokens as u64;
             if sequence.request.source == PromptSource::Computed {
                 self.load.hit_tokens += cached_tokens as u64;
             }

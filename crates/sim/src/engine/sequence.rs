@@ -1,26 +1,26 @@
-//! A request inside the engine, and the table of all of them.
+//! The state of a request inside the engine, and the table of all of them.
 
 use crate::pool::BlockId;
 use crate::request::{RequestId, SimRequest};
 use std::ops::{Index, IndexMut};
 
-/// Where a sequence lies in the table.
+/// The position of a sequence in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct SequenceSlot(usize);
 
-/// A request's state.
+/// The state of one request.
 #[derive(Clone, Debug)]
 pub(super) struct SimSequence {
     pub(super) request: SimRequest,
     /// Its blocks in order, each referenced once.
     pub(super) blocks: Vec<BlockId>,
-    /// How many of them, from the first, carry their names.
-    pub(super) named: usize,
-    /// Tokens with key/value vectors while the prompt is computed; not kept up while decoding.
+    /// How many of them, from the first, are registered in the cache under their hashes.
+    pub(super) stored_blocks: usize,
+    /// Tokens with key/value vectors during prefill; not updated while decoding.
     pub(super) computed: usize,
     /// Tokens generated before decoding, or before the last preemption.
     pub(super) generated: usize,
-    /// The step after which it began to decode, if it does.
+    /// The step after which it began to decode, if it decodes.
     pub(super) decodes_since: Option<u64>,
     /// Whether it has been admitted before.
     pub(super) admitted: bool,
@@ -31,7 +31,7 @@ impl SimSequence {
         Self {
             request,
             blocks: Vec::new(),
-            named: 0,
+            stored_blocks: 0,
             computed: 0,
             generated: 0,
             decodes_since: None,
@@ -49,7 +49,8 @@ impl SimSequence {
         self.generated + self.decodes_since.map_or(0, |since| (step - since) as usize)
     }
 
-    /// Tokens with key/value vectors at the end of `step`, while decoding: the newest token has none yet.
+    /// Tokens with key/value vectors at the end of `step`, while decoding: the newest token has
+    /// none yet.
     pub(super) fn context_by(&self, step: u64) -> usize {
         self.request.prompt_tokens + self.generated_by(step) - 1
     }
@@ -60,7 +61,7 @@ impl SimSequence {
     }
 }
 
-/// All sequences; a slot is used again after its sequence has gone.
+/// All sequences; a slot is reused after its sequence was removed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sequences {
     slots: Vec<Option<SimSequence>>,

@@ -1,4 +1,4 @@
-//! What the model promises: times, tokens, blocks and events, in small cases and at random.
+//! The guarantees of the model: times, tokens, blocks and events, in small cases and at random.
 
 use super::*;
 use crate::request::PromptSource;
@@ -48,7 +48,7 @@ fn removed(outputs: &[Output]) -> Vec<u64> {
         SimOutcome::Removed { blocks, tier: Tier::Gpu } => Some(blocks),
         _ => None,
     });
-    blocks.flatten().map(|name| name.0).collect()
+    blocks.flatten().map(|hash| hash.0).collect()
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn equal_prompts_in_one_step_are_stored_twice_and_removed_twice() {
 }
 
 #[test]
-fn whoever_came_last_is_preempted_and_still_gets_every_token_once() {
+fn the_request_that_arrived_last_is_preempted_and_still_gets_every_token_once() {
     let mut engine = SimEngine::new(&profile(), &settings(6));
     for id in 1..=2 {
         engine.submit(Duration::ZERO, request(id, 8, 16, &[])).unwrap();
@@ -116,7 +116,7 @@ fn whoever_came_last_is_preempted_and_still_gets_every_token_once() {
 }
 
 #[test]
-fn nobody_is_preempted_where_whole_requests_must_fit() {
+fn no_request_is_preempted_where_whole_requests_must_fit() {
     let admission = EngineAdmission::WholeFits;
     let mut engine = SimEngine::new(&profile(), &EngineSettings { admission, ..settings(6) });
     for id in 1..=2 {
@@ -127,7 +127,7 @@ fn nobody_is_preempted_where_whole_requests_must_fit() {
 }
 
 #[test]
-fn what_left_the_device_comes_back_from_host_memory_at_the_speed_of_the_copy() {
+fn evicted_blocks_come_back_from_host_memory_at_the_speed_of_the_copy() {
     let mut engine =
         SimEngine::new(&profile(), &EngineSettings { host_tokens: 400, ..settings(5) });
     let chain = [1, 2, 3, 4];
@@ -139,34 +139,29 @@ fn what_left_the_device_comes_back_from_host_memory_at_the_speed_of_the_copy() {
     engine.submit(start, request(3, 17, 1, &chain)).unwrap();
     let outputs = run_until_idle(&mut engine);
     assert_eq!(cached_tokens(&outputs, 3), 16);
-    let mut one_token = StepLoadOf::one(16);
-    one_token += profile().host_time(16) + profile().request_time();
-    assert_eq!(outputs.last().unwrap().at - start, one_token);
+    let expected = one_token_step(16) + profile().host_time(16) + profile().request_time();
+    assert_eq!(outputs.last().unwrap().at - start, expected);
 }
 
 /// The time of a step that computes one token after `past` others.
-struct StepLoadOf;
-
-impl StepLoadOf {
-    fn one(past: usize) -> Duration {
-        let mut load = crate::StepLoad::default();
-        load.add_chunk(past, 1);
-        profile().step_cost().of(&load)
-    }
+fn one_token_step(past: usize) -> Duration {
+    let mut load = crate::StepLoad::default();
+    load.add_chunk(past, 1);
+    profile().step_cost().of(&load)
 }
 
 #[test]
-fn a_host_tier_smaller_than_a_prompt_tells_what_it_pushes_out_in_order() {
+fn a_host_tier_smaller_than_a_prompt_reports_its_evictions_in_order() {
     let mut engine = SimEngine::new(&profile(), &EngineSettings { host_tokens: 8, ..settings(8) });
     engine.submit(Duration::ZERO, request(1, 16, 1, &[1, 2, 3, 4])).unwrap();
     let mut host: Vec<u64> = Vec::new();
     for output in run_until_idle(&mut engine) {
         match output.outcome {
             SimOutcome::Stored { chain, blocks, tier: Tier::Host, .. } => {
-                host.extend(chain[blocks].iter().map(|name| name.0));
+                host.extend(chain[blocks].iter().map(|hash| hash.0));
             }
             SimOutcome::Removed { blocks, tier: Tier::Host } => {
-                host.retain(|name| !blocks.contains(&EngineHash(*name)));
+                host.retain(|hash| !blocks.contains(&EngineHash(*hash)));
             }
             _ => {}
         }
@@ -180,12 +175,12 @@ fn a_transferred_prompt_waits_for_the_network_and_computes_one_token() {
     let sent = SimRequest { source: PromptSource::Transferred, ..request(1, 40, 1, &[]) };
     engine.submit(Duration::ZERO, sent).unwrap();
     let outputs = run_until_idle(&mut engine);
-    let expected = profile().request_time() + profile().network_time(39) + StepLoadOf::one(39);
+    let expected = profile().request_time() + profile().network_time(39) + one_token_step(39);
     assert_eq!(outputs.last().unwrap().at, expected);
 }
 
 #[test]
-fn leased_blocks_stay_until_they_are_fetched_or_the_lease_ends() {
+fn leased_blocks_stay_in_use_until_they_are_fetched_or_the_lease_expires() {
     let mut engine = SimEngine::new(&profile(), &settings(4));
     let lease = Some(Duration::from_secs(30));
     let mut outputs = Vec::new();
@@ -202,7 +197,7 @@ fn leased_blocks_stay_until_they_are_fetched_or_the_lease_ends() {
 }
 
 #[test]
-fn an_emptied_cache_is_announced_with_the_next_request_and_not_while_in_use() {
+fn a_cleared_cache_is_reported_with_the_next_request_and_never_cleared_while_in_use() {
     let mut engine = SimEngine::new(&profile(), &settings(4));
     engine.submit(Duration::ZERO, request(1, 8, 1, &[1, 2])).unwrap();
     engine.advance(Duration::from_millis(11), &mut Vec::new());
@@ -217,7 +212,7 @@ fn an_emptied_cache_is_announced_with_the_next_request_and_not_while_in_use() {
 }
 
 #[test]
-fn what_can_never_be_served_is_refused_with_the_reason() {
+fn a_request_that_can_never_be_served_is_refused_with_the_reason() {
     let mut engine = SimEngine::new(&profile(), &settings(4));
     let refusal = engine.submit(Duration::ZERO, request(1, 12, 5, &[])).unwrap_err();
     assert_eq!(refusal, SimRefused::TooLong { tokens: 17, capacity: 16 });
@@ -248,27 +243,27 @@ fn assert_tokens(outputs: &[Output], expected: &HashMap<u64, usize>) {
     }
 }
 
-/// What the events say is cached on the device, and what each admission should thus find.
+/// The device's cache as the events describe it, and the hits that each admission must then find.
 #[derive(Default)]
-struct Told {
+struct ReportedCache {
     copies: HashMap<EngineHash, usize>,
 }
 
-impl Told {
+impl ReportedCache {
     fn follow(&mut self, outputs: &[Output], requests: &HashMap<u64, SimRequest>) {
         for output in outputs {
             match &output.outcome {
                 SimOutcome::Stored { chain, blocks, tier: Tier::Gpu, .. } => {
-                    for name in &chain[blocks.clone()] {
-                        *self.copies.entry(*name).or_default() += 1;
+                    for hash in &chain[blocks.clone()] {
+                        *self.copies.entry(*hash).or_default() += 1;
                     }
                 }
                 SimOutcome::Removed { blocks, tier: Tier::Gpu } => {
-                    for name in blocks {
-                        let copies = self.copies.get_mut(name).expect("removed, never stored");
+                    for hash in blocks {
+                        let copies = self.copies.get_mut(hash).expect("removed, never stored");
                         *copies -= 1;
                         if *copies == 0 {
-                            self.copies.remove(name);
+                            self.copies.remove(hash);
                         }
                     }
                 }
@@ -276,7 +271,7 @@ impl Told {
                     let request = &requests[&request.0];
                     let reusable = (request.prompt_tokens - 1) / 4;
                     let held = request.chain.iter().take(reusable);
-                    let held = held.take_while(|name| self.copies.contains_key(name)).count();
+                    let held = held.take_while(|hash| self.copies.contains_key(hash)).count();
                     assert_eq!(*cached_tokens, 4 * held, "{request:?}");
                 }
                 _ => {}
@@ -343,7 +338,7 @@ fn drive(
 
 proptest! {
     #[test]
-    fn no_token_and_no_block_is_lost_and_events_tell_every_hit(arrivals in arrivals(), blocks in 18..60_usize) {
+    fn no_token_or_block_is_lost_and_events_predict_every_hit(arrivals in arrivals(), blocks in 18..60_usize) {
         for admission in [EngineAdmission::PromptFits, EngineAdmission::WholeFits] {
             let settings = EngineSettings { admission, ..settings(blocks) };
             let requests = requests_of(&arrivals);
@@ -356,11 +351,11 @@ proptest! {
                 arrivals[request.0 as usize].fate == Fate::Served
             }).cloned().collect();
             assert_tokens(&kept, &expected);
-            let mut told = Told::default();
-            told.follow(&outputs, &requests);
+            let mut reported = ReportedCache::default();
+            reported.follow(&outputs, &requests);
             prop_assert_eq!(engine.load().used_blocks, 0);
-            prop_assert!(told.copies.keys().all(|name| engine.device.find(*name).is_some()));
-            let copies: usize = told.copies.values().sum();
+            prop_assert!(reported.copies.keys().all(|hash| engine.device.find(*hash).is_some()));
+            let copies: usize = reported.copies.values().sum();
             prop_assert!(copies <= blocks);
             prop_assert!(outputs.is_sorted_by_key(|output| output.at));
         }
@@ -375,7 +370,7 @@ proptest! {
     }
 
     #[test]
-    fn one_unlimited_engine_finds_all_that_was_ever_seen(arrivals in arrivals()) {
+    fn an_engine_with_unlimited_cache_finds_everything_it_computed_before(arrivals in arrivals()) {
         let requests = requests_of(&arrivals);
         let settings = EngineSettings { kv_tokens: Some(usize::MAX), ..settings(1) };
         let mut engine = SimEngine::new(&profile(), &settings);
@@ -385,7 +380,7 @@ proptest! {
             let full = request.chain.len().min(request.prompt_tokens / 4);
             let prompt = SimRequest { chain: request.chain[..full].into(), ..request.clone() };
             let reusable = prompt.chain.iter().take((prompt.prompt_tokens - 1) / 4);
-            let ideal = 4 * reusable.take_while(|name| seen.contains(*name)).count();
+            let ideal = 4 * reusable.take_while(|hash| seen.contains(*hash)).count();
             seen.extend(prompt.chain.iter().copied());
             engine.submit(engine.now, prompt).unwrap();
             prop_assert_eq!(cached_tokens(&run_until_idle(&mut engine), id), ideal);

@@ -1,21 +1,22 @@
-//! The least time that a queue can take, whoever orders it.
+//! A lower bound for the time that a queue takes, in any order.
 //!
-//! Every engine spends at least: the prefill of what can be computed only once, spread over the pods; for
-//! every output token its own part of a decode step; and for every step the reading of the weights. A step
-//! serves as many sequences as the engine allows and as fit into its memory, where each holds at least the
-//! tokens that it shares with nobody, beside one shared prefix. And no queue ends before its longest request would alone.
+//! The engines together spend at least: the prefill of what is computed only once; for every output
+//! token its own part of a decode step; and for every step the reading of the weights. A step
+//! serves as many sequences as the engine allows and as fit into its memory, where each holds at
+//! least the tokens that it shares with no other request, beside one shared prefix. And no queue
+//! ends before its longest request would alone. No order need reach the bound.
 
 use super::OfflineEngines;
 use crate::cost::StepLoad;
 use std::time::Duration;
 use wornpath_planner::{Forest, PlannerRates, Queue};
 
-/// What a queue takes at least.
+/// Lower bounds for the time of a queue.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ThroughputBound {
-    /// The work of all requests, spread over the pods.
+    /// The work of all requests, divided by the pods.
     pub work: Duration,
-    /// The longest request alone.
+    /// The longest request on an idle engine.
     pub longest: Duration,
 }
 
@@ -27,7 +28,7 @@ impl ThroughputBound {
     }
 }
 
-/// What requests are expected to cost such an engine, for a plan.
+/// The cost estimates that a plan for such engines uses.
 #[must_use]
 pub fn rates(engines: &OfflineEngines) -> PlannerRates {
     let cost = engines.engine.step_cost();
@@ -40,7 +41,7 @@ pub fn rates(engines: &OfflineEngines) -> PlannerRates {
     }
 }
 
-/// The least time for a queue, whose output lengths are the true ones, on so many engines.
+/// The lower bound for a queue with known output lengths on `pods` engines.
 #[must_use]
 pub fn least_time(
     queue: &Queue,
@@ -55,24 +56,27 @@ pub fn least_time(
         per_output_token: cost.per_sequence,
         per_context_token: cost.per_context_token,
     };
-    let (order, shared) = (forest.order(), forest.shared());
+    let shared = forest.shared();
     let block = queue.block_size().get();
-    let (mut total, mut tokens, mut memory) = (0.0, 0.0, 0.0);
-    let mut least_kept = usize::MAX;
+    let mut total = 0.0;
+    let mut tokens = 0.0;
+    let mut memory = 0.0;
+    let mut least_shared = usize::MAX;
     let mut longest: f64 = 0.0;
-    for (place, job) in order.iter().enumerate() {
-        let (prompt, output) = (queue.prompt_tokens(*job), queue.output_tokens(*job));
-        total += work.request(queue, *job, shared[place] as usize);
+    for (index, job) in forest.order().iter().enumerate() {
+        let prompt = queue.prompt_tokens(*job);
+        let output = queue.output_tokens(*job);
+        total += work.request(queue, *job, shared[index] as usize);
         let steps = output.saturating_sub(1) as f64;
         tokens += steps;
-        let kept = shared[place].max(shared.get(place + 1).copied().unwrap_or(0)) as usize;
-        let kept = (kept * block).min(prompt);
-        least_kept = least_kept.min(kept);
-        memory += steps * ((prompt - kept) as f64 + steps / 2.0);
+        let blocks = shared[index].max(shared.get(index + 1).copied().unwrap_or(0)) as usize;
+        let shared_tokens = (blocks * block).min(prompt);
+        least_shared = least_shared.min(shared_tokens);
+        memory += steps * ((prompt - shared_tokens) as f64 + steps / 2.0);
         longest = longest.max(alone(engines, prompt, output));
     }
     let steps = (tokens / engines.engine.max_sequences() as f64)
-        .max(memory / engines.kv_tokens().saturating_sub(least_kept).max(1) as f64);
+        .max(memory / engines.kv_tokens().saturating_sub(least_shared).max(1) as f64);
     let milliseconds = |time: f64| Duration::from_secs_f64(time / 1e3);
     ThroughputBound {
         work: milliseconds((total + steps * cost.base) / pods as f64),

@@ -1,36 +1,47 @@
-//! The pool against a naive one that keeps lists and searches them.
+//! The pool against a naive model that keeps lists and searches them.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Blocks as a list in the order in which they go; what is in use stands beside it.
+/// The free blocks in eviction order, and the blocks in use.
 #[derive(Default)]
 struct Naive {
-    free: Vec<(usize, Option<u64>)>,
-    used: Vec<(usize, Option<u64>, u32)>,
+    free: Vec<FreeBlock>,
+    used: Vec<UsedBlock>,
+}
+
+struct FreeBlock {
+    id: usize,
+    hash: Option<u64>,
+}
+
+struct UsedBlock {
+    id: usize,
+    hash: Option<u64>,
+    references: u32,
 }
 
 #[derive(Clone, Debug)]
 enum Action {
     Allocate,
-    Name(usize, u64),
+    Register(usize, u64),
     Release(usize),
-    Take(u64),
+    Acquire(u64),
 }
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         3 => Just(Action::Allocate),
-        3 => (0..8_usize, 0..6_u64).prop_map(|(which, name)| Action::Name(which, name)),
+        3 => (0..8_usize, 0..6_u64).prop_map(|(which, hash)| Action::Register(which, hash)),
         3 => (0..8_usize).prop_map(Action::Release),
-        2 => (0..6_u64).prop_map(Action::Take),
+        2 => (0..6_u64).prop_map(Action::Acquire),
     ]
 }
 
 impl Naive {
-    fn holds(&self, name: u64) -> usize {
-        let names = self.free.iter().map(|(_, name)| *name);
-        names.chain(self.used.iter().map(|(_, name, _)| *name)).filter(|n| *n == Some(name)).count()
+    fn holds(&self, hash: u64) -> bool {
+        let free = self.free.iter().map(|block| block.hash);
+        free.chain(self.used.iter().map(|block| block.hash)).any(|found| found == Some(hash))
     }
 }
 
@@ -42,61 +53,59 @@ proptest! {
         const CAPACITY: usize = 5;
         let mut pool = BlockPool::new(CAPACITY);
         let mut naive = Naive::default();
-        let mut handles: Vec<BlockId> = Vec::new();
         for action in actions {
             match action {
                 Action::Allocate => {
                     let mut evicted = Vec::new();
-                    let got = pool.allocate(&mut evicted);
-                    let nameless = naive.free.first().is_some_and(|(_, name)| name.is_none());
+                    let allocated = pool.allocate(&mut evicted);
+                    let unhashed = naive.free.first().is_some_and(|block| block.hash.is_none());
                     let total = naive.free.len() + naive.used.len();
-                    if !nameless && total < CAPACITY {
-                        prop_assert_eq!(got, Some(BlockId(total as u32)));
+                    if !unhashed && total < CAPACITY {
+                        prop_assert_eq!(allocated, Some(BlockId(total as u32)));
                         prop_assert!(evicted.is_empty());
-                        naive.used.push((total, None, 1));
+                        naive.used.push(UsedBlock { id: total, hash: None, references: 1 });
                     } else if naive.free.is_empty() {
-                        prop_assert_eq!(got, None);
+                        prop_assert_eq!(allocated, None);
                     } else {
-                        let (id, name) = naive.free.remove(0);
-                        prop_assert_eq!(got, Some(BlockId(id as u32)));
-                        prop_assert_eq!(evicted, name.map(EngineHash).into_iter().collect::<Vec<_>>());
-                        naive.used.push((id, None, 1));
+                        let FreeBlock { id, hash } = naive.free.remove(0);
+                        prop_assert_eq!(allocated, Some(BlockId(id as u32)));
+                        prop_assert_eq!(evicted, hash.map(EngineHash).into_iter().collect::<Vec<_>>());
+                        naive.used.push(UsedBlock { id, hash: None, references: 1 });
                     }
-                    handles.extend(got);
                 }
-                Action::Name(which, name) => {
-                    let unnamed = naive.used.iter_mut().filter(|used| used.1.is_none()).nth(which);
-                    if let Some(block) = unnamed {
-                        block.1 = Some(name);
-                        pool.name(BlockId(block.0 as u32), EngineHash(name));
+                Action::Register(which, hash) => {
+                    let mut unhashed = naive.used.iter_mut().filter(|used| used.hash.is_none());
+                    if let Some(block) = unhashed.nth(which) {
+                        block.hash = Some(hash);
+                        pool.register(BlockId(block.id as u32), EngineHash(hash));
                     }
                 }
                 Action::Release(which) => {
                     if which < naive.used.len() {
                         let block = &mut naive.used[which];
-                        pool.release(BlockId(block.0 as u32));
-                        block.2 -= 1;
-                        if block.2 == 0 {
-                            let (id, name, _) = naive.used.remove(which);
-                            let place = if name.is_some() { naive.free.len() } else { 0 };
-                            naive.free.insert(place, (id, name));
+                        pool.release(BlockId(block.id as u32));
+                        block.references -= 1;
+                        if block.references == 0 {
+                            let UsedBlock { id, hash, .. } = naive.used.remove(which);
+                            let position = if hash.is_some() { naive.free.len() } else { 0 };
+                            naive.free.insert(position, FreeBlock { id, hash });
                         }
                     }
                 }
-                Action::Take(name) => {
-                    let found = pool.find(EngineHash(name));
-                    prop_assert_eq!(found.is_some(), naive.holds(name) > 0);
+                Action::Acquire(hash) => {
+                    let found = pool.find(EngineHash(hash));
+                    prop_assert_eq!(found.is_some(), naive.holds(hash));
                     if let Some(block) = found {
                         let id = block.0 as usize;
-                        pool.take(block);
-                        if let Some(place) = naive.free.iter().position(|free| free.0 == id) {
-                            let (_, held) = naive.free.remove(place);
-                            prop_assert_eq!(held, Some(name));
-                            naive.used.push((id, held, 1));
+                        pool.acquire(block);
+                        if let Some(position) = naive.free.iter().position(|free| free.id == id) {
+                            let held = naive.free.remove(position).hash;
+                            prop_assert_eq!(held, Some(hash));
+                            naive.used.push(UsedBlock { id, hash: held, references: 1 });
                         } else {
-                            let used = naive.used.iter_mut().find(|used| used.0 == id).unwrap();
-                            prop_assert_eq!(used.1, Some(name));
-                            used.2 += 1;
+                            let used = naive.used.iter_mut().find(|used| used.id == id).unwrap();
+                            prop_assert_eq!(used.hash, Some(hash));
+                            used.references += 1;
                         }
                     }
                 }
@@ -108,25 +117,25 @@ proptest! {
 }
 
 #[test]
-fn a_requests_tail_goes_before_its_head_and_twins_go_one_by_one() {
+fn a_requests_tail_is_evicted_before_its_head_and_duplicates_one_by_one() {
     let mut pool = BlockPool::new(4);
     let mut evicted = Vec::new();
-    for name in [1, 2, 1, 2] {
+    for hash in [1, 2, 1, 2] {
         let block = pool.allocate(&mut evicted).unwrap();
-        pool.name(block, EngineHash(name));
+        pool.register(block, EngineHash(hash));
     }
     for block in [1, 0, 3, 2] {
         pool.release(BlockId(block));
     }
     assert_eq!(pool.find(EngineHash(2)), Some(BlockId(1)));
-    let going: Vec<_> = (0..4)
+    let order: Vec<_> = (0..4)
         .map(|_| {
             evicted.clear();
             pool.allocate(&mut evicted).unwrap();
             evicted[0].0
         })
         .collect();
-    assert_eq!(going, [2, 1, 2, 1]);
+    assert_eq!(order, [2, 1, 2, 1]);
     assert_eq!(pool.find(EngineHash(1)), None);
     assert_eq!(pool.allocate(&mut evicted), None);
 }
@@ -135,7 +144,7 @@ fn a_requests_tail_goes_before_its_head_and_twins_go_one_by_one() {
 fn only_an_idle_pool_is_cleared() {
     let mut pool = BlockPool::new(2);
     let block = pool.allocate(&mut Vec::new()).unwrap();
-    pool.name(block, EngineHash(7));
+    pool.register(block, EngineHash(7));
     assert_eq!(pool.clear(), Err(InUse(1)));
     pool.release(block);
     assert_eq!(pool.clear(), Ok(()));

@@ -1,7 +1,8 @@
-//! A planned queue beside a trace's own traffic: it is routed by the same router, behind everybody else.
+//! A planned queue beside a trace's own traffic, routed by the same router at the lowest priority.
 //!
-//! It is carried out as the gateway does it: the planner's [`ReplayRun`] says what comes next, a [`Window`]
-//! per pod and a [`Courtesy`] how much at once, and a profile of its own decides and may hold it back.
+//! As in the gateway, the planner's [`PlanRun`] chooses the next request, a [`Window`] per pod and
+//! an [`OnlinePriority`] limit how many are in flight, and a profile of its own routes them and may
+//! hold them in the wait queue.
 
 use super::trace::{Trace, TraceTurn};
 use crate::engine::SimEngine;
@@ -10,30 +11,30 @@ use std::time::Duration;
 use wornpath_planner::{JobId, OnlinePriority, Plan, PlanRun, PodLoad, Window};
 use wornpath_routing::Profile;
 
-/// How often the gateway looks how its pods are.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+/// How often the gateway observes the load of its pods.
+pub(super) const OBSERVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A queue that is computed beside a trace.
+/// A planned queue that runs beside a trace.
 #[derive(Clone, Debug)]
 pub struct BackgroundLoad<'a> {
     /// Its requests.
     pub trace: &'a Trace,
     /// The plan for them, over the pods of the fleet.
     pub plan: Plan,
-    /// How planned requests are routed: a name and YAML.
+    /// The profile that routes planned requests: a name and YAML.
     pub profile: (&'a str, &'a str),
-    /// Offline requests on one pod at most.
+    /// Maximum of planned requests in flight on one pod.
     pub window: usize,
-    /// How it gives way to clients.
-    pub courtesy: OnlinePriority<usize>,
+    /// How planned requests give way to clients.
+    pub online_priority: OnlinePriority<usize>,
 }
 
-/// What became of it by the time that the trace was over.
+/// Planned requests that finished before the trace ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BackgroundResult {
-    /// Requests that have ended.
+    /// Finished requests.
     pub requests: usize,
-    /// Prompt tokens of those.
+    /// Their prompt tokens.
     pub prompt_tokens: u64,
 }
 
@@ -42,30 +43,33 @@ pub(super) struct Background<'a> {
     run: PlanRun,
     pub(super) profile: Arc<Profile>,
     windows: Vec<Window>,
-    courtesy: OnlinePriority<usize>,
-    /// Requests on each pod that have been sent there.
-    sent: Vec<usize>,
-    /// For each job the pod it was claimed for, and the one it was sent to.
-    places: Vec<(usize, Option<usize>)>,
-    pub(super) done: BackgroundResult,
+    online_priority: OnlinePriority<usize>,
+    /// Planned requests in flight on each pod.
+    in_flight: Vec<usize>,
+    /// The pods of each job.
+    assignments: Vec<Assignment>,
+    pub(super) result: BackgroundResult,
+}
+
+/// The pod that a job was claimed for, and the one that it was sent to.
+#[derive(Clone, Copy, Default)]
+struct Assignment {
+    planned: usize,
+    sent: Option<usize>,
 }
 
 impl<'a> Background<'a> {
-    pub(super) fn new(
-        beside: BackgroundLoad<'a>,
-        profile: Arc<Profile>,
-        step_tokens: usize,
-    ) -> Self {
-        let (pods, jobs) = (beside.plan.speeds().pods(), beside.trace.turns.len());
+    pub(super) fn new(load: BackgroundLoad<'a>, profile: Arc<Profile>, step_tokens: usize) -> Self {
+        let pods = load.plan.speeds().pods();
         Self {
-            trace: beside.trace,
-            run: PlanRun::new(beside.plan),
+            trace: load.trace,
+            run: PlanRun::new(load.plan),
             profile,
-            windows: vec![Window::new(beside.window, step_tokens); pods],
-            courtesy: beside.courtesy,
-            sent: vec![0; pods],
-            places: vec![(0, None); jobs],
-            done: BackgroundResult::default(),
+            windows: vec![Window::new(load.window, step_tokens); pods],
+            online_priority: load.online_priority,
+            in_flight: vec![0; pods],
+            assignments: vec![Assignment::default(); load.trace.turns.len()],
+            result: BackgroundResult::default(),
         }
     }
 
@@ -73,47 +77,47 @@ impl<'a> Background<'a> {
         &self.trace.turns[job]
     }
 
-    /// The next request for a pod, if it may have one.
+    /// Claims the next request for a pod, if its window and the clients allow one.
     pub(super) fn claim(&mut self, pod: usize) -> Option<usize> {
         let mut room = self.windows[pod].capacity();
-        room.requests = room.requests.min(self.courtesy.ceiling(pod));
+        room.requests = room.requests.min(self.online_priority.ceiling(pod));
         let job = self.run.claim(pod, room)?.index();
-        self.places[job] = (pod, None);
+        self.assignments[job] = Assignment { planned: pod, sent: None };
         Some(job)
     }
 
-    /// How an engine is, and with how many requests.
-    pub(super) fn look(&mut self, now: Duration, pod: usize, engine: &SimEngine) {
+    /// Observes the load of a pod.
+    pub(super) fn observe(&mut self, now: Duration, pod: usize, engine: &SimEngine) {
         let load = engine.load();
         self.windows[pod].observe(PodLoad {
             running: load.running,
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
         });
-        let online = (load.running + load.waiting).saturating_sub(self.sent[pod]);
-        self.courtesy.observe(now, pod, online);
+        let online = (load.running + load.waiting).saturating_sub(self.in_flight[pod]);
+        self.online_priority.observe(now, pod, online);
     }
 
     pub(super) fn sent(&mut self, job: usize, pod: usize) {
-        self.places[job].1 = Some(pod);
-        self.sent[pod] += 1;
+        self.assignments[job].sent = Some(pod);
+        self.in_flight[pod] += 1;
     }
 
     pub(super) fn prefilled(&mut self, job: usize) {
         self.run.prefilled(JobId(job as u32));
     }
 
-    /// It has been answered, or turned away before it was sent.
+    /// Ends a job that has finished, or that the router refused before it was sent.
     pub(super) fn ended(&mut self, job: usize) {
-        let (planned, sent) = self.places[job];
+        let Assignment { planned, sent } = self.assignments[job];
         let id = JobId(job as u32);
         let Some(pod) = sent else {
             self.run.failed(id, planned);
             return;
         };
-        self.sent[pod] -= 1;
+        self.in_flight[pod] -= 1;
         self.run.finished(id, planned);
-        self.done.requests += 1;
-        self.done.prompt_tokens += self.trace.turns[job].prompt_tokens as u64;
+        self.result.requests += 1;
+        self.result.prompt_tokens += self.trace.turns[job].prompt_tokens as u64;
     }
 }

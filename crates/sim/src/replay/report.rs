@@ -1,4 +1,4 @@
-//! A replay as one HTML page that needs nothing else: a table and plots, drawn as SVG.
+//! A replay as one self-contained HTML page: a table and plots, drawn as SVG.
 
 use super::run::RequestRecord;
 use super::summary::Summary;
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 220.0;
-/// Slices of time in the plots over time.
+/// Time slices of the plots.
 const SLICES: usize = 80;
-/// Pods whose load is drawn; more would be thinner than a line.
+/// Maximum of pods whose load is drawn; more would be thinner than a line.
 const DRAWN_PODS: usize = 64;
 
 const COLOURS: [&str; 8] =
@@ -26,13 +26,13 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:820px;ma
 pub struct ReplayRun<'a> {
     /// The profile's name.
     pub name: &'a str,
-    /// What was replayed.
+    /// The replayed trace.
     pub trace: &'a Trace,
-    /// What happened.
+    /// One record for each turn of the trace.
     pub records: &'a [RequestRecord],
 }
 
-/// The page.
+/// Renders the page.
 #[must_use]
 pub fn html_report(title: &str, runs: &[ReplayRun<'_>]) -> String {
     let title = escaped(title);
@@ -50,7 +50,7 @@ pub fn html_report(title: &str, runs: &[ReplayRun<'_>]) -> String {
     );
     let lines: Vec<_> = runs.iter().map(hit_rate_curve).collect();
     plot(&lines, ["start", "end"], &mut page);
-    page.push_str("<h2>Load</h2><p>Requests in each engine over time, a line per engine; the darker, the more.</p>");
+    page.push_str("<h2>Load</h2><p>Requests in flight on each engine over time, one row per engine; darker means more.</p>");
     for run in runs {
         heat(run, &mut page);
     }
@@ -64,7 +64,9 @@ fn table(runs: &[ReplayRun<'_>], page: &mut String) {
     for (at, run) in runs.iter().enumerate() {
         let summary = Summary::of(run.trace, run.records, 0);
         if !summary.is_answered() {
-            let (colour, name, all) = (colour(at), escaped(run.name), summary.requests);
+            let colour = colour(at);
+            let name = escaped(run.name);
+            let all = summary.requests;
             let _ = writeln!(
                 page,
                 "<tr><td><span style=\"color:{colour}\">&#9632;</span> {name}<td colspan=\"7\">none of {all} was answered<td>{all}",
@@ -105,18 +107,20 @@ fn first_token_curve(run: &ReplayRun<'_>) -> Vec<(f64, f64)> {
 
 fn hit_rate_curve(run: &ReplayRun<'_>) -> Vec<(f64, f64)> {
     let span = span(run);
-    let mut slices = [(0_usize, 0_usize); SLICES];
+    let mut hits = [0_usize; SLICES];
+    let mut prompts = [0_usize; SLICES];
     for (turn, record) in run.trace.turns.iter().zip(run.records) {
         if record.end.is_some() {
-            let slice = &mut slices[slice_of(record.arrival, span)];
-            slice.0 += record.cached_tokens;
-            slice.1 += turn.prompt_tokens;
+            let slice = slice_of(record.arrival, span);
+            hits[slice] += record.cached_tokens;
+            prompts[slice] += turn.prompt_tokens;
         }
     }
-    let point = |(at, (hit, asked)): (usize, &(usize, usize))| {
-        (*asked > 0).then(|| ((at as f64 + 0.5) / SLICES as f64, *hit as f64 / *asked as f64))
+    let point = |at: usize| {
+        let rate = hits[at] as f64 / prompts[at] as f64;
+        (prompts[at] > 0).then_some(((at as f64 + 0.5) / SLICES as f64, rate))
     };
-    slices.iter().enumerate().filter_map(point).collect()
+    (0..SLICES).filter_map(point).collect()
 }
 
 fn heat(run: &ReplayRun<'_>, page: &mut String) {
@@ -132,8 +136,9 @@ fn heat(run: &ReplayRun<'_>, page: &mut String) {
         }
     }
     let most = load.iter().flatten().max().copied().unwrap_or(1).max(1);
-    let (cell, line) = (WIDTH / SLICES as f64, 10.0);
-    let height = line * load.len() as f64;
+    let cell_width = WIDTH / SLICES as f64;
+    let row_height = 10.0;
+    let height = row_height * load.len() as f64;
     let _ = writeln!(
         page,
         "<p>{}, at most {most}</p><svg width={WIDTH} height={height}>",
@@ -141,11 +146,12 @@ fn heat(run: &ReplayRun<'_>, page: &mut String) {
     );
     for (pod, slices) in load.iter().enumerate() {
         for (at, count) in slices.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let (x, y) = (at as f64 * cell, pod as f64 * line);
+            let x = at as f64 * cell_width;
+            let y = pod as f64 * row_height;
             let shade = f64::from(*count) / f64::from(most);
             let _ = writeln!(
                 page,
-                "<rect x={x:.1} y={y} width={cell:.1} height={line} fill=\"#1b6ca8\" fill-opacity=\"{shade:.2}\"/>"
+                "<rect x={x:.1} y={y} width={cell_width:.1} height={row_height} fill=\"#1b6ca8\" fill-opacity=\"{shade:.2}\"/>"
             );
         }
     }
@@ -169,13 +175,15 @@ fn plot(lines: &[Vec<(f64, f64)>], ends: [&str; 2], page: &mut String) {
             .iter()
             .map(|(x, y)| format!("{:.1},{:.1}", x.min(1.0) * WIDTH, HEIGHT * (1.0 - y)))
             .collect();
-        let (points, colour) = (points.join(" "), colour(at));
+        let points = points.join(" ");
+        let colour = colour(at);
         let _ = writeln!(
             page,
             "<polyline points=\"{points}\" fill=none stroke=\"{colour}\" stroke-width=1.6 />"
         );
     }
-    let (y, right) = (HEIGHT + 14.0, WIDTH - 4.0);
+    let y = HEIGHT + 14.0;
+    let right = WIDTH - 4.0;
     let _ = writeln!(
         page,
         "<text x=2 y={y}>{}</text><text x={right} y={y} text-anchor=end>{}</text></svg>",

@@ -1,4 +1,4 @@
-//! The router of a replay: the decision and index code of the live server, with virtual time.
+//! The router of a replay: the decision and index code of the live server, in virtual time.
 
 use super::trace::TraceTurn;
 use crate::request::SimOutcome as EngineOutcome;
@@ -17,43 +17,50 @@ use wornpath_routing::{
     Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
-/// The name of the one model of a replay.
+/// The only model of a replay.
 const MODEL: &str = "replayed";
 
-/// What a router is set up with.
+/// The configuration of a router.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouterSettings<'a> {
     pub(super) pods: usize,
     pub(super) block_size: NonZeroUsize,
-    /// Tokens that a pod's cache holds.
+    /// KV capacity of a pod in tokens.
     pub(super) kv_tokens: u64,
-    /// What the router is told of every pod's speed: the name of its engine profile.
+    /// The engine profile that the router assumes for every pod.
     pub(super) engine: &'a str,
-    /// Pods that are known to take so many times longer: number and factor.
-    pub(super) slow: &'a [(usize, f64)],
-    /// How late cache events arrive.
+    /// The slowdown that the router knows of: pod number and factor.
+    pub(super) known_slow: &'a [(usize, f64)],
+    /// The delay of cache events.
     pub(super) events_delay: Duration,
     pub(super) seed: u64,
 }
 
-/// What became of a request.
+/// A request of a replay: its number and its turn in the trace.
+#[derive(Clone, Copy)]
+pub(super) struct NumberedTurn<'a> {
+    pub(super) number: usize,
+    pub(super) turn: &'a TraceTurn,
+}
+
+/// The decision about a request.
 pub(super) enum RouterOutcome {
-    /// It goes to that pod now; the plan holds its load.
+    /// It is sent to this pod; the plan holds its reserved load.
     Sent { turn: usize, pod: usize, plan: RoutingPlan },
-    /// It waits in the router.
+    /// It waits in the router's queue.
     Held,
-    /// It was turned away.
+    /// It is rejected.
     Refused { turn: usize },
 }
 
-/// A cache event on its way.
+/// A cache event that has not arrived yet.
 struct Delayed {
     due: Duration,
     pod: usize,
     outcome: EngineOutcome,
 }
 
-/// Index, fleet, profile and holding queue.
+/// Index, fleet, profile and wait queue.
 pub(super) struct Router {
     profile: Arc<Profile>,
     models: Arc<Models>,
@@ -62,27 +69,27 @@ pub(super) struct Router {
     writer: IndexWriter,
     index: Index,
     rng: Rng,
-    room: HeldRequests<usize>,
+    wait_queue: HeldRequests<usize>,
     delay: Duration,
     delayed: VecDeque<Delayed>,
     block_size: NonZeroUsize,
     root: BlockHash,
-    /// The tokens of a block, all zero but for its name.
+    /// A buffer for the tokens of a block: its id, then zeros.
     block: Vec<u32>,
-    /// Numbers of the batches of each pod.
+    /// The next batch number of each pod.
     sequences: Vec<u64>,
 }
 
 impl Router {
-    /// A router that knows `pods` idle engines with empty caches.
+    /// Creates a router in front of `pods` idle engines with empty caches.
     pub(super) fn new(
         name: &str,
         yaml: &str,
         settings: RouterSettings<'_>,
     ) -> Result<Self, Problems> {
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, settings.block_size, None));
-        let surroundings = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
-        let profile = Arc::new(Profile::check(name, yaml, &surroundings)?);
+        let env = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
+        let profile = Arc::new(Profile::check(name, yaml, &env)?);
         let index = Index::new(IndexLimits::default(), settings.seed);
         let pod = |number: usize| {
             let id = index.add_pod().expect("the index has room for as many pods as were checked");
@@ -94,12 +101,12 @@ impl Router {
             FleetPod::new(id, facts)
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
-        for (pod, factor) in settings.slow {
+        for (pod, factor) in settings.known_slow {
             fleet.pods()[*pod].vitals().tell_pace(*factor);
         }
         let choice = ModelChoice { base: MODEL.into(), lora: None };
         Ok(Self {
-            room: HeldRequests::new(profile.queue_rules())
+            wait_queue: HeldRequests::new(profile.queue_rules())
                 .expect("a checked profile has valid rules"),
             root: models.root(&choice, None),
             profile,
@@ -117,39 +124,36 @@ impl Router {
         })
     }
 
-    /// Decides a request that has just come.
-    pub(super) fn arrive(
-        &mut self,
-        now: Duration,
-        number: usize,
-        turn: &TraceTurn,
-    ) -> RouterOutcome {
-        self.decide(now, (number, turn), (Arc::clone(&self.profile), None))
+    /// Decides a request that has just arrived.
+    pub(super) fn arrive(&mut self, now: Duration, turn: NumberedTurn<'_>) -> RouterOutcome {
+        self.decide(now, turn, Arc::clone(&self.profile), None)
     }
 
-    /// Decides a request that a plan has put on a pod, behind everybody else's.
+    /// Decides a request that a plan has assigned to a pod, at the lowest priority.
     pub(super) fn arrive_planned(
         &mut self,
         now: Duration,
-        turn: (usize, &TraceTurn),
-        (profile, pod): (&Arc<Profile>, usize),
+        turn: NumberedTurn<'_>,
+        profile: Arc<Profile>,
+        pod: usize,
     ) -> RouterOutcome {
         let planned = self.fleet.pods()[pod].id();
-        self.decide(now, turn, (Arc::clone(profile), Some(planned)))
+        self.decide(now, turn, profile, Some(planned))
     }
 
-    /// A profile for planned requests.
-    pub(super) fn second_profile(&self, name: &str, yaml: &str) -> Result<Arc<Profile>, Problems> {
+    /// Checks a profile for planned requests.
+    pub(super) fn planned_profile(&self, name: &str, yaml: &str) -> Result<Arc<Profile>, Problems> {
         let models = Arc::clone(&self.models);
-        let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
-        Ok(Arc::new(Profile::check(name, yaml, &surroundings)?))
+        let env = ProfileEnv { models, ..ProfileEnv::default() };
+        Ok(Arc::new(Profile::check(name, yaml, &env)?))
     }
 
     fn decide(
         &mut self,
         now: Duration,
-        (number, turn): (usize, &TraceTurn),
-        (profile, planned): (Arc<Profile>, Option<PodId>),
+        NumberedTurn { number, turn }: NumberedTurn<'_>,
+        profile: Arc<Profile>,
+        planned: Option<PodId>,
     ) -> RouterOutcome {
         let session = turn.session.map(|session| ("x-session-id".to_owned(), session.to_string()));
         let request = Request {
@@ -173,7 +177,7 @@ impl Router {
             Outcome::Hold(hold) => {
                 let held =
                     HeldRequest { profile, context, again: Redecision::default(), item: number };
-                match self.room.hold(now, hold.class, held) {
+                match self.wait_queue.hold(now, hold.class, held) {
                     Ok(pushed) => match pushed.displaced {
                         Some(displaced) => RouterOutcome::Refused { turn: displaced.item },
                         None => RouterOutcome::Held,
@@ -184,59 +188,60 @@ impl Router {
         }
     }
 
-    /// Decides the waiting requests again.
-    pub(super) fn poll(&mut self, now: Duration, verdicts: &mut Vec<RouterOutcome>) {
-        if self.room.is_empty() {
+    /// Decides the requests in the wait queue again.
+    pub(super) fn poll(&mut self, now: Duration, outcomes: &mut Vec<RouterOutcome>) {
+        if self.wait_queue.is_empty() {
             return;
         }
-        let mut settled = Vec::new();
+        let mut dequeued = Vec::new();
         let mut world =
             DecisionEnv { fleet: &self.fleet, state: &mut self.state, now, rng: &mut self.rng };
-        self.room.poll(&mut world, &mut settled);
-        for (held, outcome) in settled {
-            verdicts.push(match outcome {
+        self.wait_queue.poll(&mut world, &mut dequeued);
+        for (held, outcome) in dequeued {
+            outcomes.push(match outcome {
                 Dequeued::Plan(plan) => self.sent(held.item, plan),
                 Dequeued::Reject(_) => RouterOutcome::Refused { turn: held.item },
             });
         }
     }
 
-    /// When something will happen that no engine announces.
+    /// The next delayed event or timeout in the wait queue.
     pub(super) fn next_wakeup(&self) -> Option<Duration> {
         let event = self.delayed.front().map(|event| event.due);
-        [event, self.room.next_wakeup()].into_iter().flatten().min()
+        [event, self.wait_queue.next_wakeup()].into_iter().flatten().min()
     }
 
-    /// An engine's cache has changed.
-    pub(super) fn hear(&mut self, now: Duration, pod: usize, outcome: &EngineOutcome) {
+    /// Receives a cache event of an engine, which takes effect after the delay.
+    pub(super) fn receive_event(&mut self, now: Duration, pod: usize, outcome: &EngineOutcome) {
         if self.delay.is_zero() {
             return self.apply(now, pod, outcome);
         }
         self.delayed.push_back(Delayed { due: now + self.delay, pod, outcome: outcome.clone() });
     }
 
-    /// A pod gets nothing more, and what it holds counts no longer.
-    pub(super) fn remove(&mut self, pod: usize) {
+    /// Marks a pod as down and removes it from the index.
+    pub(super) fn remove_pod(&mut self, pod: usize) {
         let pod = &self.fleet.pods()[pod];
         pod.vitals().set_health(Health::Down);
         self.index.remove_pod(pod.id());
     }
 
-    /// Takes in the events that have arrived by now.
-    pub(super) fn catch_up(&mut self, now: Duration) {
+    /// Applies the delayed events that are due.
+    pub(super) fn apply_due_events(&mut self, now: Duration) {
         while let Some(event) = self.delayed.pop_front_if(|event| event.due <= now) {
             self.apply(now, event.pod, &event.outcome);
         }
     }
 
-    /// What an engine's metrics say, and that its event stream lives.
+    /// Records an engine's metrics and that its event stream is alive.
     pub(super) fn report(&self, now: Duration, pod: usize, waiting: usize, kv_usage: f64) {
         let vitals = self.fleet.pods()[pod].vitals();
         vitals.report(u32::try_from(waiting).unwrap_or(u32::MAX), kv_usage);
         vitals.heard_at(now);
     }
 
-    /// What a live router does every second: idle engines give signs of life, expectations end.
+    /// Does what a live router does every second: idle engines stay alive, speculative inserts
+    /// expire.
     pub(super) fn tick(&mut self, now: Duration) {
         for pod in self.fleet.pods() {
             pod.vitals().heard_at(now);
@@ -259,8 +264,8 @@ impl Router {
             EngineOutcome::Stored { chain, blocks, tier, .. } => {
                 let hasher = self.models.all()[0].hasher();
                 let block = &mut self.block;
-                let content = |name: &EngineHash| {
-                    write_name(name.0, block);
+                let content = |hash: &EngineHash| {
+                    write_id(hash.0, block);
                     hasher.content(block)
                 };
                 contents = chain[blocks.clone()].iter().map(content).collect();
@@ -281,14 +286,14 @@ impl Router {
         };
         let sequence = self.sequences[number];
         self.sequences[number] += 1;
-        // What a pod that was taken out still says is refused, as it should be.
+        // The index refuses events of a removed pod.
         let applied = self.writer.apply(pod.id(), Some(sequence), &[event]);
         debug_assert!(applied.is_ok() || pod.vitals().health() == Health::Down, "{applied:?}");
         pod.vitals().heard_at(now);
     }
 }
 
-/// Whether an outcome is about the cache.
+/// Whether an outcome is a cache event.
 pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
     matches!(
         outcome,
@@ -298,17 +303,17 @@ pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
     )
 }
 
-/// Tokens that stand for the names of a prompt's blocks, as traces have no text.
+/// Tokens that encode the ids of a prompt's blocks, as traces have no text.
 fn tokens_of(turn: &TraceTurn, block_size: NonZeroUsize) -> Vec<u32> {
     let mut tokens = vec![0; turn.prompt_tokens];
-    for (block, name) in tokens.chunks_mut(block_size.get()).zip(turn.blocks.iter()) {
-        write_name(*name, block);
+    for (block, id) in tokens.chunks_mut(block_size.get()).zip(turn.blocks.iter()) {
+        write_id(*id, block);
     }
     tokens
 }
 
-fn write_name(name: u64, block: &mut [u32]) {
-    for (token, half) in block.iter_mut().zip([name as u32, (name >> 32) as u32]) {
+fn write_id(id: u64, block: &mut [u32]) {
+    for (token, half) in block.iter_mut().zip([id as u32, (id >> 32) as u32]) {
         *token = half;
     }
 }

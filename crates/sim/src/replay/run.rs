@@ -1,7 +1,7 @@
-//! The event loop: arrivals, engines, cache events and the holding queue in one order of time.
+//! The event loop: arrivals, engines, cache events and the wait queue, ordered by virtual time.
 
-use super::background::{Background, BackgroundLoad, BackgroundResult, LOOK};
-use super::router::{Router, RouterOutcome, RouterSettings, is_cache_event};
+use super::background::{Background, BackgroundLoad, BackgroundResult, OBSERVE_INTERVAL};
+use super::router::{NumberedTurn, Router, RouterOutcome, RouterSettings, is_cache_event};
 use super::trace::{Trace, TraceStart, TraceTurn};
 use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
 use crate::profile::EngineProfile;
@@ -13,35 +13,35 @@ use std::time::Duration;
 use wornpath_index::EngineHash;
 use wornpath_routing::{Problems, Rng, RoutingPlan};
 
-/// How often a live router looks after its pods.
+/// How often a live router does its housekeeping.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A fleet of equal engines, how it is watched, and what befalls it.
+/// A fleet of equal engines, the routers in front of it, and its faults.
 #[derive(Clone, Debug)]
 pub struct ReplayFleet {
-    /// How fast each engine is.
+    /// The profile of each engine.
     pub engine: EngineProfile,
-    /// How many there are, at least one and at most 256.
+    /// Number of engines, 1 to 256.
     pub pods: usize,
-    /// Tokens that each engine's cache holds, if not as its profile says.
+    /// KV capacity of each engine in tokens; the profile's capacity if `None`.
     pub kv_tokens: Option<usize>,
-    /// Pods that take so many times longer than the profile says: number and factor.
+    /// Pods that are slower than the profile: pod number and factor.
     pub slow: Vec<(usize, f64)>,
-    /// What routers are told of that, in the same form.
-    pub told_slow: Vec<(usize, f64)>,
-    /// A pod that is taken out, and when: nothing new is sent to it, what has no token yet is sent elsewhere, and
-    /// answers that have begun are finished.
-    pub leaves: Option<(usize, Duration)>,
-    /// Routers, each with its share of the requests; none knows what the others have sent.
+    /// The slowdown that the routers know of, in the same form.
+    pub known_slow: Vec<(usize, f64)>,
+    /// A pod that is drained, and when: it gets no new requests, those without a token are sent
+    /// elsewhere, and responses that have begun are finished.
+    pub drained: Option<(usize, Duration)>,
+    /// Number of routers, each with its share of the requests; none knows what the others send.
     pub routers: usize,
-    /// How late cache events reach the routers.
+    /// The delay of cache events to the routers.
     pub events_delay: Duration,
-    /// Where chance comes from.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl ReplayFleet {
-    /// Engines as their profile says, in front of them one router that hears of everything at once.
+    /// Engines at their profile's speed behind one router that gets cache events without delay.
     #[must_use]
     pub fn new(engine: EngineProfile, pods: usize, seed: u64) -> Self {
         Self {
@@ -49,8 +49,8 @@ impl ReplayFleet {
             pods,
             kv_tokens: None,
             slow: Vec::new(),
-            told_slow: Vec::new(),
-            leaves: None,
+            known_slow: Vec::new(),
+            drained: None,
             routers: 1,
             events_delay: Duration::ZERO,
             seed,
@@ -58,18 +58,18 @@ impl ReplayFleet {
     }
 }
 
-/// What happened to one request.
+/// The times of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RequestRecord {
-    /// When it came.
+    /// When it arrived at the router.
     pub arrival: Duration,
-    /// When it was sent to an engine, and to which.
+    /// When it was sent to an engine, and the number of that engine.
     pub sent: Option<(Duration, usize)>,
     /// Tokens of its prompt that were cached.
     pub cached_tokens: usize,
-    /// When its first token came.
+    /// When its first token was generated.
     pub first_token: Option<Duration>,
-    /// When it ended; never, if it failed.
+    /// When it finished; `None` if it failed.
     pub end: Option<Duration>,
 }
 
@@ -77,8 +77,8 @@ pub struct RequestRecord {
 enum DueEvent {
     Arrival(usize),
     Engine(usize),
-    Leave(usize),
-    Look,
+    Drain(usize),
+    Observe,
     Routers,
     Tick,
 }
@@ -86,30 +86,30 @@ enum DueEvent {
 struct ReplayState<'a> {
     trace: &'a Trace,
     routers: Vec<Router>,
-    /// Which of them gets the next request.
+    /// Chooses the router of each request.
     balancer: Rng,
     engines: Vec<SimEngine>,
-    /// When each engine is next looked at; other entries of the agenda are stale.
-    planned: Vec<Option<Duration>>,
-    /// When the routers are next asked though no engine has anything to say; other entries are stale.
-    wakeup: Option<Duration>,
-    agenda: BinaryHeap<Reverse<(Duration, DueEvent)>>,
-    /// Turns that start when another ends.
+    /// The valid wake-up of each engine; other entries of `due_events` are stale.
+    engine_wakeups: Vec<Option<Duration>>,
+    /// The valid wake-up of the routers; other entries of `due_events` are stale.
+    router_wakeup: Option<Duration>,
+    due_events: BinaryHeap<Reverse<(Duration, DueEvent)>>,
+    /// For each turn, the turn that starts when it ends, and the delay.
     following: Vec<Option<(usize, Duration)>>,
     plans: Vec<Option<RoutingPlan>>,
     records: Vec<RequestRecord>,
     unfinished: usize,
-    /// What is computed besides; its requests have the numbers after the trace's own.
+    /// Planned requests beside the trace; their numbers follow those of the trace's turns.
     background: Option<Background<'a>>,
-    /// Whether cache events come soon enough to tell how far a prompt is computed.
-    tells_progress: bool,
+    /// Whether cache events arrive without delay, so that they show the progress of a prefill.
+    tracks_prefill: bool,
     outputs: Vec<Output>,
-    verdicts: Vec<RouterOutcome>,
-    /// Told how many requests have ended, after each.
-    watch: &'a mut dyn FnMut(usize),
+    outcomes: Vec<RouterOutcome>,
+    /// Called with the number of finished requests, after each.
+    on_progress: &'a mut dyn FnMut(usize),
 }
 
-/// Replays a trace with a routing profile (its name and YAML), and says what happened to each request.
+/// Replays a trace with a routing profile (its name and YAML). Returns a record for each request.
 ///
 /// # Errors
 /// If the profile is not valid.
@@ -121,46 +121,47 @@ pub fn replay(
     profile: (&str, &str),
     fleet: &ReplayFleet,
 ) -> Result<Vec<RequestRecord>, Problems> {
-    replay_watched(trace, profile, fleet, &mut |_| {})
+    replay_with_progress(trace, profile, fleet, &mut |_| {})
 }
 
-/// Like [`replay`], and tells `watch` how many requests have ended, after each of them.
+/// Like [`replay`], and calls `on_progress` with the number of finished requests, after each.
 ///
 /// # Errors
 /// If the profile is not valid.
 ///
 /// # Panics
 /// If there are no pods, or more than the index has room for.
-pub fn replay_watched(
+pub fn replay_with_progress(
     trace: &Trace,
     profile: (&str, &str),
     fleet: &ReplayFleet,
-    watch: &mut dyn FnMut(usize),
+    on_progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<RequestRecord>, Problems> {
-    Ok(carried_out(trace, profile, fleet, (None, watch))?.0)
+    Ok(run_replay(trace, profile, fleet, None, on_progress)?.0)
 }
 
-/// Like [`replay`], while a planned queue is computed on the same engines, until the trace is over.
+/// Like [`replay`], with a planned queue on the same engines until the trace ends.
 ///
 /// # Errors
 /// If a profile is not valid.
 ///
 /// # Panics
 /// If there are no pods, or more than the index has room for.
-pub fn replay_beside(
+pub fn replay_with_background(
     trace: &Trace,
     profile: (&str, &str),
     fleet: &ReplayFleet,
-    beside: BackgroundLoad<'_>,
+    background: BackgroundLoad<'_>,
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
-    carried_out(trace, profile, fleet, (Some(beside), &mut |_| {}))
+    run_replay(trace, profile, fleet, Some(background), &mut |_| {})
 }
 
-fn carried_out<'a>(
+fn run_replay<'a>(
     trace: &'a Trace,
     (name, yaml): (&str, &str),
     fleet: &ReplayFleet,
-    (beside, watch): (Option<BackgroundLoad<'a>>, &'a mut dyn FnMut(usize)),
+    background: Option<BackgroundLoad<'a>>,
+    on_progress: &'a mut dyn FnMut(usize),
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
     let settings = EngineSettings {
@@ -178,7 +179,7 @@ fn carried_out<'a>(
         block_size: trace.block_size,
         kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
         engine: fleet.engine.name(),
-        slow: &fleet.told_slow,
+        known_slow: &fleet.known_slow,
         events_delay: fleet.events_delay,
         seed: fleet.seed,
     };
@@ -187,36 +188,40 @@ fn carried_out<'a>(
     };
     let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<Vec<_>, _>>()?;
     let mut turns = trace.turns.len();
-    let mut background = None;
-    if let Some(beside) = beside {
-        let profile = routers[0].second_profile(beside.profile.0, beside.profile.1)?;
-        turns += beside.trace.turns.len();
-        background = Some(Background::new(beside, profile, fleet.engine.max_step_tokens()));
-    }
+    let background = match background {
+        Some(load) => {
+            let profile = routers[0].planned_profile(load.profile.0, load.profile.1)?;
+            turns += load.trace.turns.len();
+            Some(Background::new(load, profile, fleet.engine.max_step_tokens()))
+        }
+        None => None,
+    };
     let mut replay = ReplayState {
         trace,
         routers,
         balancer: Rng::new(fleet.seed),
-        planned: vec![None; engines.len()],
+        engine_wakeups: vec![None; engines.len()],
         engines,
-        wakeup: None,
-        agenda: BinaryHeap::new(),
+        router_wakeup: None,
+        due_events: BinaryHeap::new(),
         following: vec![None; trace.turns.len()],
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
         records: vec![RequestRecord::default(); turns],
         unfinished: trace.turns.len(),
         background,
-        tells_progress: fleet.events_delay.is_zero(),
+        tracks_prefill: fleet.events_delay.is_zero(),
         outputs: Vec::new(),
-        verdicts: Vec::new(),
-        watch,
+        outcomes: Vec::new(),
+        on_progress,
     };
-    replay.agenda.extend(fleet.leaves.map(|(pod, time)| Reverse((time, DueEvent::Leave(pod)))));
+    replay
+        .due_events
+        .extend(fleet.drained.map(|(pod, time)| Reverse((time, DueEvent::Drain(pod)))));
     replay.run();
-    let done =
-        replay.background.map_or_else(BackgroundResult::default, |background| background.done);
+    let result =
+        replay.background.map_or_else(BackgroundResult::default, |background| background.result);
     replay.records.truncate(trace.turns.len());
-    Ok((replay.records, done))
+    Ok((replay.records, result))
 }
 
 impl<'a> ReplayState<'a> {
@@ -224,103 +229,106 @@ impl<'a> ReplayState<'a> {
         for (number, turn) in self.trace.turns.iter().enumerate() {
             match turn.start {
                 TraceStart::At(time) => {
-                    self.agenda.push(Reverse((time, DueEvent::Arrival(number))))
+                    self.due_events.push(Reverse((time, DueEvent::Arrival(number))));
                 }
                 TraceStart::After { turn, delay } => self.following[turn] = Some((number, delay)),
             }
         }
-        self.agenda.push(Reverse((Duration::ZERO, DueEvent::Tick)));
+        self.due_events.push(Reverse((Duration::ZERO, DueEvent::Tick)));
         if self.background.is_some() {
-            self.agenda.push(Reverse((Duration::ZERO, DueEvent::Look)));
+            self.due_events.push(Reverse((Duration::ZERO, DueEvent::Observe)));
         }
         while self.unfinished > 0 {
-            let Some(Reverse((now, due))) = self.agenda.pop() else { break };
+            let Some(Reverse((now, due))) = self.due_events.pop() else { break };
             for router in &mut self.routers {
-                router.catch_up(now);
+                router.apply_due_events(now);
             }
             match due {
                 DueEvent::Arrival(number) => {
                     self.records[number].arrival = now;
                     self.decide(now, number);
                 }
-                DueEvent::Engine(pod) if self.planned[pod] == Some(now) => self.advance(now, pod),
-                DueEvent::Engine(_) => continue,
-                DueEvent::Leave(pod) => self.leave(now, pod),
-                DueEvent::Look => {
-                    self.look(now);
-                    self.agenda.push(Reverse((now + LOOK, DueEvent::Look)));
+                DueEvent::Engine(pod) if self.engine_wakeups[pod] == Some(now) => {
+                    self.advance(now, pod);
                 }
-                DueEvent::Routers if self.wakeup == Some(now) => {
-                    self.wakeup = None;
+                DueEvent::Engine(_) => continue,
+                DueEvent::Drain(pod) => self.drain(now, pod),
+                DueEvent::Observe => {
+                    self.observe(now);
+                    self.due_events.push(Reverse((now + OBSERVE_INTERVAL, DueEvent::Observe)));
+                }
+                DueEvent::Routers if self.router_wakeup == Some(now) => {
+                    self.router_wakeup = None;
                     self.poll(now);
                 }
                 DueEvent::Routers => continue,
                 DueEvent::Tick => {
                     self.routers.iter_mut().for_each(|router| router.tick(now));
-                    self.agenda.push(Reverse((now + self.until_tick(now), DueEvent::Tick)));
+                    self.due_events.push(Reverse((now + self.until_tick(now), DueEvent::Tick)));
                 }
             }
             if due != DueEvent::Tick {
-                self.plan_routers(now);
+                self.schedule_routers(now);
             }
         }
     }
 
-    /// How long until the next tick that matters: the last one before something else happens.
+    /// The time until the next tick that matters: the last one before another event.
     fn until_tick(&self, now: Duration) -> Duration {
-        let Some(Reverse((next, _))) = self.agenda.peek() else { return TICK };
+        let Some(Reverse((next, _))) = self.due_events.peek() else { return TICK };
         let before = next.saturating_sub(now).saturating_sub(Duration::from_nanos(1));
         let ticks = before.as_secs() / TICK.as_secs();
         Duration::from_secs(ticks * TICK.as_secs()).max(TICK)
     }
 
-    /// Plans the next wake-up of the routers, unless it is planned already.
-    fn plan_routers(&mut self, now: Duration) {
+    /// Schedules the next wake-up of the routers, unless it is scheduled already.
+    fn schedule_routers(&mut self, now: Duration) {
         let next = self.routers.iter().filter_map(Router::next_wakeup).min();
         let next = next.map(|time| time.max(now));
-        if next.is_some() && next != self.wakeup {
-            self.wakeup = next;
-            self.agenda.extend(next.map(|time| Reverse((time, DueEvent::Routers))));
+        if next.is_some() && next != self.router_wakeup {
+            self.router_wakeup = next;
+            self.due_events.extend(next.map(|time| Reverse((time, DueEvent::Routers))));
         }
     }
 
-    /// The turn of a number, the trace's own or one of the background.
+    /// The turn with this number, of the trace or of the background.
     fn turn(&self, number: usize) -> &'a TraceTurn {
         match number.checked_sub(self.trace.turns.len()) {
             None => &self.trace.turns[number],
             Some(job) => {
                 let background = self.background.as_ref();
-                background.expect("only a background has numbers beyond the trace").turn(job)
+                background.expect("numbers beyond the trace are the background's").turn(job)
             }
         }
     }
 
-    /// The background and a request's number in it, if it is one of its own.
-    fn behind(&mut self, number: usize) -> Option<(&mut Background<'a>, usize)> {
+    /// The background and the job of a request, if it belongs to the background.
+    fn background_job(&mut self, number: usize) -> Option<(&mut Background<'a>, usize)> {
         let job = number.checked_sub(self.trace.turns.len())?;
         Some((self.background.as_mut()?, job))
     }
 
-    fn look(&mut self, now: Duration) {
+    fn observe(&mut self, now: Duration) {
         for pod in 0..self.engines.len() {
             if let Some(background) = &mut self.background {
-                background.look(now, pod, &self.engines[pod]);
+                background.observe(now, pod, &self.engines[pod]);
             }
             self.fill(now, pod);
         }
     }
 
-    /// Decides what the background may send to a pod.
+    /// Sends a pod the planned requests that it may have.
     fn fill(&mut self, now: Duration, pod: usize) {
         while let Some(background) = &mut self.background
             && let Some(job) = background.claim(pod)
         {
             let number = self.trace.turns.len() + job;
-            let (turn, profile) = (background.turn(job), Arc::clone(&background.profile));
-            // All of it comes from the gateway that runs it.
-            let verdict = self.routers[0].arrive_planned(now, (number, turn), (&profile, pod));
-            let is_refused = matches!(verdict, RouterOutcome::Refused { .. });
-            self.carry_out(now, verdict);
+            let turn = NumberedTurn { number, turn: background.turn(job) };
+            let profile = Arc::clone(&background.profile);
+            // One gateway runs the whole queue.
+            let outcome = self.routers[0].arrive_planned(now, turn, profile, pod);
+            let is_refused = matches!(outcome, RouterOutcome::Refused { .. });
+            self.apply_outcome(now, outcome);
             if is_refused {
                 break;
             }
@@ -329,64 +337,65 @@ impl<'a> ReplayState<'a> {
 
     fn decide(&mut self, now: Duration, number: usize) {
         let router = self.balancer.below(self.routers.len());
-        let verdict = self.routers[router].arrive(now, number, &self.trace.turns[number]);
-        self.carry_out(now, verdict);
+        let turn = NumberedTurn { number, turn: self.turn(number) };
+        let outcome = self.routers[router].arrive(now, turn);
+        self.apply_outcome(now, outcome);
     }
 
-    /// A pod is taken out: what it has not begun to answer is decided again.
-    fn leave(&mut self, now: Duration, pod: usize) {
+    /// Drains a pod: its requests without a token are decided again.
+    fn drain(&mut self, now: Duration, pod: usize) {
         for router in &mut self.routers {
-            router.remove(pod);
+            router.remove_pod(pod);
         }
-        let is_unanswered = |turn: &usize| {
+        let has_no_token = |turn: &usize| {
             let record = &self.records[*turn];
             self.plans[*turn].is_some()
                 && record.first_token.is_none()
                 && record.sent.is_some_and(|(_, at)| at == pod)
         };
-        let turns: Vec<usize> = (0..self.plans.len()).filter(is_unanswered).collect();
+        let turns: Vec<usize> = (0..self.plans.len()).filter(has_no_token).collect();
         for turn in turns {
             self.engines[pod].cancel(RequestId(turn as u64));
             self.plans[turn] = None;
             self.decide(now, turn);
         }
-        self.plan_engine(pod);
+        self.schedule_engine(pod);
     }
 
     fn poll(&mut self, now: Duration) {
-        let mut verdicts = std::mem::take(&mut self.verdicts);
+        let mut outcomes = std::mem::take(&mut self.outcomes);
         for router in &mut self.routers {
-            router.poll(now, &mut verdicts);
+            router.poll(now, &mut outcomes);
         }
-        for verdict in verdicts.drain(..) {
-            self.carry_out(now, verdict);
+        for outcome in outcomes.drain(..) {
+            self.apply_outcome(now, outcome);
         }
-        self.verdicts = verdicts;
+        self.outcomes = outcomes;
     }
 
-    fn carry_out(&mut self, now: Duration, verdict: RouterOutcome) {
-        match verdict {
+    fn apply_outcome(&mut self, now: Duration, outcome: RouterOutcome) {
+        match outcome {
             RouterOutcome::Held => {}
             RouterOutcome::Refused { turn } => self.end(now, turn),
             RouterOutcome::Sent { turn, pod, plan } => {
                 self.records[turn].sent = Some((now, pod));
-                if let Some((background, job)) = self.behind(turn) {
+                if let Some((background, job)) = self.background_job(turn) {
                     background.sent(job, pod);
                 }
-                let asked = self.turn(turn);
-                let names = asked.full_blocks(self.trace.block_size);
+                let prompt = self.turn(turn);
+                let blocks = prompt.full_blocks(self.trace.block_size);
                 let request = SimRequest {
                     id: RequestId(turn as u64),
-                    prompt_tokens: asked.prompt_tokens,
-                    output_tokens: asked.output_tokens,
-                    chain: names.iter().copied().map(EngineHash).collect::<Arc<[_]>>(),
+                    prompt_tokens: prompt.prompt_tokens,
+                    output_tokens: prompt.output_tokens,
+                    chain: blocks.iter().copied().map(EngineHash).collect::<Arc<[_]>>(),
                     source: PromptSource::Computed,
                     lease: None,
                 };
                 match self.engines[pod].submit(now, request) {
                     Ok(()) => {
                         self.plans[turn] = Some(plan);
-                        self.plan_engine(pod);
+                        self.schedule_engine(pod);
                     }
                     Err(_) => self.end(now, turn),
                 }
@@ -394,11 +403,11 @@ impl<'a> ReplayState<'a> {
         }
     }
 
-    fn plan_engine(&mut self, pod: usize) {
+    fn schedule_engine(&mut self, pod: usize) {
         let next = self.engines[pod].next_event_time();
-        if next != self.planned[pod] {
-            self.planned[pod] = next;
-            self.agenda.extend(next.map(|time| Reverse((time, DueEvent::Engine(pod)))));
+        if next != self.engine_wakeups[pod] {
+            self.engine_wakeups[pod] = next;
+            self.due_events.extend(next.map(|time| Reverse((time, DueEvent::Engine(pod)))));
         }
     }
 
@@ -406,7 +415,7 @@ impl<'a> ReplayState<'a> {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.engines[pod].advance(now, &mut outputs);
         for output in outputs.drain(..) {
-            self.take_in(now, pod, &output.outcome);
+            self.record(now, pod, &output.outcome);
         }
         self.outputs = outputs;
         let load = self.engines[pod].load();
@@ -414,14 +423,14 @@ impl<'a> ReplayState<'a> {
         for router in &self.routers {
             router.report(now, pod, load.waiting, usage);
         }
-        self.planned[pod] = None;
-        self.plan_engine(pod);
-        // Whoever waits goes before the background.
+        self.engine_wakeups[pod] = None;
+        self.schedule_engine(pod);
+        // Requests in the wait queue go before the background.
         self.poll(now);
         self.fill(now, pod);
     }
 
-    fn take_in(&mut self, now: Duration, pod: usize, outcome: &SimOutcome) {
+    fn record(&mut self, now: Duration, pod: usize, outcome: &SimOutcome) {
         match *outcome {
             SimOutcome::Admitted { request, cached_tokens } => {
                 self.records[request.0 as usize].cached_tokens = cached_tokens;
@@ -429,7 +438,7 @@ impl<'a> ReplayState<'a> {
             SimOutcome::Token { request, .. } => {
                 let turn = request.0 as usize;
                 self.records[turn].first_token = Some(now);
-                if let Some((background, job)) = self.behind(turn) {
+                if let Some((background, job)) = self.background_job(turn) {
                     background.prefilled(job);
                 }
                 if let Some(reservation) = self.reservation(turn) {
@@ -448,8 +457,7 @@ impl<'a> ReplayState<'a> {
             }
             SimOutcome::Stored { request, ref blocks, .. } => {
                 let tokens = (blocks.len() * self.trace.block_size.get()) as u64;
-                // Late events say too late how far a prompt has come.
-                if self.tells_progress
+                if self.tracks_prefill
                     && let Some(reservation) = self.reservation(request.0 as usize)
                 {
                     reservation.computed_at(tokens, now);
@@ -459,7 +467,7 @@ impl<'a> ReplayState<'a> {
         }
         if is_cache_event(outcome) {
             for router in &mut self.routers {
-                router.hear(now, pod, outcome);
+                router.receive_event(now, pod, outcome);
             }
         }
     }
@@ -468,17 +476,18 @@ impl<'a> ReplayState<'a> {
         self.plans[turn].as_mut()?.steps.first_mut()?.reservation.as_mut()
     }
 
-    /// A request has ended, well or not: its load is given back and its session goes on.
+    /// Ends a request, finished or failed: releases its load and starts the next turn of its
+    /// session.
     fn end(&mut self, now: Duration, turn: usize) {
         self.plans[turn] = None;
-        if let Some((background, job)) = self.behind(turn) {
+        if let Some((background, job)) = self.background_job(turn) {
             background.ended(job);
             return;
         }
         self.unfinished -= 1;
-        (self.watch)(self.trace.turns.len() - self.unfinished);
+        (self.on_progress)(self.trace.turns.len() - self.unfinished);
         if let Some((next, delay)) = self.following[turn] {
-            self.agenda.push(Reverse((now + delay, DueEvent::Arrival(next))));
+            self.due_events.push(Reverse((now + delay, DueEvent::Arrival(next))));
         }
     }
 }

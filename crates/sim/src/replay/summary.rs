@@ -1,4 +1,4 @@
-//! The figures of a replay.
+//! The figures of a replay: latency percentiles, hit rate, failures, imbalance.
 
 use super::run::RequestRecord;
 use super::trace::Trace;
@@ -18,37 +18,41 @@ pub struct Percentiles {
     pub longest: f64,
 }
 
-/// What is worth knowing of a replay.
+/// The figures of all requests of a replay.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
     /// Requests in all.
     pub requests: usize,
-    /// Requests that got no answer. They count in no other figure.
+    /// Requests that failed. They count in no other figure.
     pub failures: usize,
     /// Time to first token, from arrival at the router.
     pub ttft: Percentiles,
-    /// Time per token after the first, of answers with at least two.
+    /// Time per token after the first, of outputs with at least two.
     pub tpot: Percentiles,
     /// Share of prompt tokens that were cached.
     pub hit_rate: f64,
-    /// How many times the mean number of requests the busiest pod got.
+    /// Requests of the busiest pod divided by the mean of all pods.
     pub imbalance: f64,
 }
 
 impl Summary {
-    /// The figures of a trace's records, on so many pods; on as many as got requests if there were more.
+    /// Summarizes a trace's records on `pods` pods, or on as many as got requests if those are
+    /// more.
     #[must_use]
     pub fn of(trace: &Trace, records: &[RequestRecord], pods: usize) -> Self {
-        let (mut ttft, mut tpot) = (Vec::new(), Vec::new());
-        let (mut hit, mut asked, mut failures) = (0, 0, 0);
+        let mut ttft = Vec::new();
+        let mut tpot = Vec::new();
+        let mut hit_tokens = 0;
+        let mut prompt_tokens = 0;
+        let mut failures = 0;
         let mut sent = vec![0; pods];
         for (turn, record) in trace.turns.iter().zip(records) {
             let Some(end) = record.end else {
                 failures += 1;
                 continue;
             };
-            hit += record.cached_tokens;
-            asked += turn.prompt_tokens;
+            hit_tokens += record.cached_tokens;
+            prompt_tokens += turn.prompt_tokens;
             if let Some((_, pod)) = record.sent {
                 sent.resize(sent.len().max(pod + 1), 0);
                 sent[pod] += 1;
@@ -66,12 +70,12 @@ impl Summary {
             failures,
             ttft: Percentiles::of(ttft),
             tpot: Percentiles::of(tpot),
-            hit_rate: hit as f64 / asked.max(1) as f64,
+            hit_rate: hit_tokens as f64 / prompt_tokens.max(1) as f64,
             imbalance: if mean > 0.0 { most as f64 / mean } else { 0.0 },
         }
     }
 
-    /// Whether anything was. Without an answer there are no times, and none is not the shortest.
+    /// Whether any request was answered. Without one the percentiles are zero and mean nothing.
     #[must_use]
     pub const fn is_answered(&self) -> bool {
         self.failures < self.requests
@@ -81,7 +85,7 @@ impl Summary {
 impl Percentiles {
     fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
-        // The nearest rank: a time that really was.
+        // The nearest rank: a time that was measured, not an interpolation.
         let at = |share: f64| {
             let rank = (share * times.len() as f64).ceil() as usize;
             times.get(rank.saturating_sub(1)).map_or(0.0, |time| time.as_secs_f64() * 1e3)

@@ -1,4 +1,4 @@
-//! What a replay promises, on small generated traffic.
+//! The guarantees of a replay, on small generated traffic.
 
 use super::*;
 use crate::EngineProfile;
@@ -42,7 +42,7 @@ fn conversations(sessions: u64, gap: Duration) -> Trace {
 }
 
 #[test]
-fn one_engine_with_room_for_everything_finds_exactly_the_ideal() {
+fn one_engine_with_an_unlimited_cache_reaches_the_ideal_hits() {
     // Far apart, so that a session has ended before the next begins.
     let trace = conversations(40, Duration::from_secs(60));
     let fleet = ReplayFleet { kv_tokens: Some(usize::MAX >> 16), ..fleet(1) };
@@ -53,12 +53,13 @@ fn one_engine_with_room_for_everything_finds_exactly_the_ideal() {
 }
 
 #[test]
-fn every_request_is_answered_once_and_in_order_of_its_session() {
+fn every_request_finishes_and_sessions_keep_their_order() {
     let trace = conversations(60, Duration::from_millis(20));
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
         let records = replay(&trace, profile, &fleet(4)).unwrap();
         for (turn, record) in trace.turns.iter().zip(&records) {
-            let (first, end) = (record.first_token.unwrap(), record.end.unwrap());
+            let first = record.first_token.unwrap();
+            let end = record.end.unwrap();
             assert!(record.arrival < first && first <= end);
             if let TraceStart::After { turn, delay } = turn.start {
                 assert_eq!(record.arrival, records[turn].end.unwrap() + delay);
@@ -75,12 +76,13 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
         let records = replay(&trace, profile, &fleet(4)).unwrap();
         Summary::of(&trace, &records, 0).hit_rate
     };
-    let (blind, aware) = (rate(("least-load", LEAST_LOAD)), rate(("cache-aware", CACHE_AWARE)));
+    let blind = rate(("least-load", LEAST_LOAD));
+    let aware = rate(("cache-aware", CACHE_AWARE));
     assert!(aware > blind + 0.03, "{aware} {blind}");
 }
 
 #[test]
-fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
+fn a_request_that_cannot_be_served_fails_and_the_others_finish() {
     let trace = conversations(10, Duration::from_millis(200));
     let small = ReplayFleet { kv_tokens: Some(5 * 512), ..fleet(2) };
     let summary =
@@ -89,7 +91,7 @@ fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
 }
 
 #[test]
-fn the_page_needs_nothing_else_and_names_nobody_raw() {
+fn the_page_is_self_contained_and_escapes_names() {
     let trace = conversations(20, Duration::from_millis(100));
     let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(3)).unwrap();
     let run = ReplayRun { name: "a<b>", trace: &trace, records: &records };
@@ -103,7 +105,7 @@ fn the_page_needs_nothing_else_and_names_nobody_raw() {
 }
 
 #[test]
-fn late_events_delay_what_is_known_and_not_the_replay() {
+fn every_request_finishes_although_events_are_late() {
     let trace = conversations(60, Duration::from_millis(20));
     let late = ReplayFleet { events_delay: Duration::from_secs(1), ..fleet(4) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
@@ -113,25 +115,27 @@ fn late_events_delay_what_is_known_and_not_the_replay() {
 }
 
 #[test]
-fn a_pod_that_leaves_gets_nothing_more_and_nobody_loses_an_answer() {
+fn a_drained_pod_gets_no_new_requests_and_no_request_fails() {
     let trace = conversations(60, Duration::from_millis(20));
-    let gone = Duration::from_millis(700);
-    let leaving = ReplayFleet { leaves: Some((1, gone)), ..fleet(3) };
+    let drained_at = Duration::from_millis(700);
+    let draining = ReplayFleet { drained: Some((1, drained_at)), ..fleet(3) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
-        let records = replay(&trace, profile, &leaving).unwrap();
+        let records = replay(&trace, profile, &draining).unwrap();
         let at = |record: &RequestRecord| record.sent.unwrap();
         assert!(records.iter().all(|record| record.end.is_some()));
-        assert!(records.iter().any(|record| at(record).1 == 1), "it had something to do");
-        assert!(records.iter().all(|record| at(record).1 != 1 || at(record).0 < gone));
+        assert!(records.iter().any(|record| at(record).1 == 1), "the pod had requests before");
+        assert!(records.iter().all(|record| at(record).1 != 1 || at(record).0 < drained_at));
         assert!(
-            records.iter().all(|record| at(record).1 != 1 || record.first_token.unwrap() <= gone),
-            "what had no token yet was sent elsewhere"
+            records
+                .iter()
+                .all(|record| at(record).1 != 1 || record.first_token.unwrap() <= drained_at),
+            "a request without a token is sent elsewhere"
         );
     }
 }
 
 #[test]
-fn routers_that_do_not_see_each_other_serve_everything_between_them() {
+fn two_routers_serve_every_request_and_balance_worse_than_one() {
     let trace = conversations(60, Duration::from_millis(20));
     let two = ReplayFleet { routers: 2, ..fleet(4) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
@@ -142,32 +146,35 @@ fn routers_that_do_not_see_each_other_serve_everything_between_them() {
         let records = replay(&trace, ("least-load", LEAST_LOAD), fleet).unwrap();
         Summary::of(&trace, &records, 4).imbalance
     };
-    let (one, two) = (busiest(&fleet(4)), busiest(&two));
+    let one = busiest(&fleet(4));
+    let two = busiest(&two);
     assert!(two > one, "two know less than one: {two} {one}");
 }
 
 #[test]
-fn slow_pods_get_less_once_their_pace_is_seen_or_told() {
+fn slow_pods_get_less_once_their_pace_is_learnt_or_known() {
     let trace = conversations(300, Duration::from_millis(60));
     let slow = vec![(0, 4.0)];
-    let share = |told_slow: Vec<(usize, f64)>| {
-        let fleet = ReplayFleet { slow: slow.clone(), told_slow, ..fleet(4) };
-        // Whatever the shipped profile does: this is about rates that are learnt.
+    let share = |known_slow: Vec<(usize, f64)>| {
+        let fleet = ReplayFleet { slow: slow.clone(), known_slow, ..fleet(4) };
+        // The built-in profile has fixed rates; this test is about learnt ones.
         let yaml = CACHE_AWARE.replace(", rates: fixed", "");
         let records = replay(&trace, ("cache-aware", &yaml), &fleet).unwrap();
         let on_slow = records.iter().filter(|record| record.sent.unwrap().1 == 0).count();
         on_slow as f64 / records.len() as f64
     };
-    let (seen, told) = (share(Vec::new()), share(slow.clone()));
-    assert!(seen < 0.22 && told < 0.22, "a quarter would be an equal share: {seen} {told}");
+    let learnt = share(Vec::new());
+    let known = share(slow.clone());
+    assert!(learnt < 0.22 && known < 0.22, "an equal share is a quarter: {learnt} {known}");
 }
 
 #[test]
-fn times_of_any_clock_and_pauses_of_years_are_replayed_at_once() {
+fn wall_clock_times_and_pauses_of_years_are_replayed_at_once() {
     let line = |time: u64| {
         format!("{{\"timestamp\": {time}, \"output_length\": 3, \"prompt\": \"hello\"}}\n")
     };
-    let (now, year) = (1_700_000_000_000, 31_536_000_000);
+    let now = 1_700_000_000_000;
+    let year = 31_536_000_000;
     let text = format!("\u{feff}{}{}{}", line(now), line(now + 5), line(now + 1_000 * year));
     let trace = Trace::read("clock", &text, BLOCK).unwrap();
     let TraceStart::At(second) = trace.turns[1].start else { panic!("it has a time") };
@@ -177,7 +184,7 @@ fn times_of_any_clock_and_pauses_of_years_are_replayed_at_once() {
 }
 
 #[test]
-fn a_pod_that_got_nothing_counts_among_those_that_the_busiest_is_compared_with() {
+fn a_pod_without_requests_counts_in_the_imbalance() {
     let trace = conversations(3, Duration::from_secs(60));
     let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(1)).unwrap();
     let imbalance = |pods| Summary::of(&trace, &records, pods).imbalance;

@@ -1,13 +1,15 @@
-//! Recorded or generated traffic: when which prompt came, and how long its answer was.
+//! Recorded or generated traffic: arrival times, prompts and output lengths.
 //!
 //! One JSON object a line, in one of two forms:
-//! - blocks: `timestamp` (ms), `input_length`, `output_length` (tokens) and `hash_ids`, one per block, equal
-//!   where whole prefixes are equal, the last block possibly partial: the Mooncake format;
-//! - text: `timestamp`, `prompt` (a string) or `messages`, and `output_length`. Four bytes count as a token.
+//! - blocks: `timestamp` (ms), `input_length`, `output_length` (tokens) and `hash_ids`, one per
+//!   block, equal where whole prefixes are equal, the last block possibly partial: the Mooncake
+//!   format;
+//! - text: `timestamp`, `prompt` (a string) or `messages`, and `output_length`. Four bytes count as
+//!   a token.
 //!
-//! Either may belong to a session: `session_id`, and on all turns but the first `delay` (ms after the
-//! end of the turn before) in place of `timestamp`. Sessions are closed loops: a slow engine delays
-//! what follows, as it does with people and agents.
+//! Either may belong to a session: `session_id`, and on all turns but the first `delay` (ms after
+//! the end of the turn before) in place of `timestamp`. Sessions are closed loops: a slow engine
+//! delays later turns, as it does with people and agents.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,23 +22,23 @@ use wornpath_routing::Rng;
 
 const BYTES_PER_TOKEN: usize = 4;
 
-/// How many bad lines are named.
-const NAMED_LINES: usize = 10;
-/// The latest time in a trace: some thirty thousand years, beyond any clock and far from what a duration can hold.
-const LATEST: f64 = 1e15;
-/// The longest answer: far beyond any engine's, and far from what can be counted.
-const LONGEST_ANSWER: usize = 1 << 30;
+/// How many bad lines an error lists.
+const LISTED_LINES: usize = 10;
+/// Some thirty thousand years: beyond any clock, and far below what a `Duration` holds.
+const MAX_MILLISECONDS: f64 = 1e15;
+/// Far beyond any engine's output, and sums of it do not overflow.
+const MAX_OUTPUT_TOKENS: usize = 1 << 30;
 
 /// When a turn starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TraceStart {
-    /// Then.
+    /// At a fixed time.
     At(Duration),
     /// After another turn has ended.
     After {
-        /// Which.
+        /// The index of that turn.
         turn: usize,
-        /// How long after.
+        /// The time between its end and this start.
         delay: Duration,
     },
 }
@@ -48,26 +50,27 @@ pub struct TraceTurn {
     pub start: TraceStart,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
-    /// Tokens of its answer.
+    /// Tokens of its output.
     pub output_tokens: usize,
-    /// The names of its blocks; only full ones can be reused.
+    /// The ids of its blocks; only full ones can be reused.
     pub blocks: Arc<[u64]>,
     /// The session it belongs to.
     pub session: Option<usize>,
 }
 
 impl TraceTurn {
-    /// The request of a line of blocks that waits in a queue: it starts at once, whatever the line says.
+    /// Parses a line of blocks as a request of a queue: it starts at once, and the line's time is
+    /// ignored.
     ///
     /// # Errors
-    /// Says what is wrong with the line.
+    /// The problem of the line.
     pub fn queued(line: &Value, block_size: NonZeroUsize) -> Result<Self, String> {
         let line = TraceLine::deserialize(line).map_err(|error| error.to_string())?;
         let ids = line.hash_ids.as_deref().ok_or("no `hash_ids`")?;
         Ok(Self {
             start: TraceStart::At(Duration::ZERO),
             prompt_tokens: line.length_of(ids, block_size)?,
-            output_tokens: line.answer()?,
+            output_tokens: line.output_tokens()?,
             blocks: ids.into(),
             session: None,
         })
@@ -102,24 +105,24 @@ pub struct BadLine {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TraceError {
     /// Some lines are no requests.
-    #[error("{file}: {count} of its lines cannot be read\n{}", named(lines))]
+    #[error("{file}: {count} invalid lines\n{}", listed(lines))]
     BadLines {
-        /// As the caller named it.
+        /// The name that the caller passed.
         file: String,
-        /// How many.
+        /// The number of bad lines.
         count: usize,
         /// The first of them.
         lines: Vec<BadLine>,
     },
-    /// Nothing in it.
-    #[error("{file}: no requests; a trace has one JSON object a line")]
+    /// The trace has no requests.
+    #[error("{file}: no requests; a trace has one JSON object per line")]
     Empty {
-        /// As the caller named it.
+        /// The name that the caller passed.
         file: String,
     },
 }
 
-fn named(lines: &[BadLine]) -> String {
+fn listed(lines: &[BadLine]) -> String {
     let line = |line: &BadLine| format!("  line {}: {}", line.number, line.problem);
     lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -140,23 +143,23 @@ impl TraceLine {
     /// Tokens of a prompt of these blocks.
     fn length_of(&self, ids: &[u64], block_size: NonZeroUsize) -> Result<usize, String> {
         let tokens = self.input_length.ok_or("`hash_ids` without `input_length`")?;
-        let (full, all) = (tokens / block_size, tokens.div_ceil(block_size.get()));
+        let full = tokens / block_size;
+        let all = tokens.div_ceil(block_size.get());
         if tokens == 0 || ids.len() < full || ids.len() > all {
             return Err(format!(
                 "`input_length` is {tokens} and there are {} `hash_ids`; {all} are expected, one per {block_size} tokens; \
-                 has the trace blocks of another size?",
+                 does the trace use another block size?",
                 ids.len()
             ));
         }
         Ok(tokens)
     }
 
-    /// Tokens of the answer.
-    fn answer(&self) -> Result<usize, String> {
+    fn output_tokens(&self) -> Result<usize, String> {
         let tokens = self.output_length;
-        if tokens > LONGEST_ANSWER {
+        if tokens > MAX_OUTPUT_TOKENS {
             return Err(format!(
-                "`output_length` is {tokens}; the most is {LONGEST_ANSWER} tokens"
+                "`output_length` is {tokens}; it must be at most {MAX_OUTPUT_TOKENS}"
             ));
         }
         Ok(tokens)
@@ -164,12 +167,12 @@ impl TraceLine {
 }
 
 impl Trace {
-    /// Reads a trace, which errors call `file`.
+    /// Parses a trace; errors name `file`.
     ///
     /// # Errors
-    /// Names the lines that are no requests.
+    /// If lines are invalid, or there are none.
     pub fn read(file: &str, text: &str, block_size: NonZeroUsize) -> Result<Self, TraceError> {
-        let mut reader = TraceReader { block_size, turns: Vec::new(), last: HashMap::new() };
+        let mut reader = TraceReader { block_size, turns: Vec::new(), sessions: HashMap::new() };
         let mut bad = Vec::new();
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (number, line) in (1..).zip(text.lines()) {
@@ -183,17 +186,18 @@ impl Trace {
         let file = file.to_owned();
         if !bad.is_empty() {
             let count = bad.len();
-            bad.truncate(NAMED_LINES);
+            bad.truncate(LISTED_LINES);
             return Err(TraceError::BadLines { file, count, lines: bad });
         }
         if reader.turns.is_empty() {
             return Err(TraceError::Empty { file });
         }
-        Ok(Self { block_size, turns: reader.turns }.beginning_at_zero())
+        Ok(Self { block_size, turns: reader.turns }.rebased())
     }
 
-    /// The same traffic from its first request on if its times are of some clock, as those are that begin after a day.
-    fn beginning_at_zero(mut self) -> Self {
+    /// Shifts the times so that the first request starts at zero, if they are wall clock times.
+    /// Times that start more than a day after zero are taken for such.
+    fn rebased(mut self) -> Self {
         const DAY: Duration = Duration::from_secs(24 * 3600);
         let starts = self.turns.iter_mut().filter_map(|turn| match &mut turn.start {
             TraceStart::At(time) => Some(time),
@@ -207,8 +211,8 @@ impl Trace {
         self
     }
 
-    /// The same traffic `speed` times as fast. Of sessions only the starts move: how long people think does
-    /// not depend on how many they are.
+    /// The same traffic `speed` times as fast. Of sessions only the starts move: think time does
+    /// not depend on the load.
     #[must_use]
     pub fn faster(mut self, speed: f64) -> Self {
         for turn in &mut self.turns {
@@ -219,7 +223,7 @@ impl Trace {
         self
     }
 
-    /// The same traffic with every arrival up to `most` later, by chance.
+    /// The same traffic with every arrival up to `most` later, at random.
     #[must_use]
     pub fn jittered(mut self, most: Duration, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -231,8 +235,9 @@ impl Trace {
         self
     }
 
-    /// Every session `copies` times. A copy shares with its original what several sessions share, has blocks
-    /// of its own for the rest, and starts at a time of its own. Requests without a session stay single.
+    /// Every session `copies` times. A copy shares the blocks that several sessions share, has its
+    /// own blocks for the rest, and starts at its own random time. Requests without a session are
+    /// not copied.
     #[must_use]
     pub fn cloned(mut self, copies: usize, seed: u64) -> Self {
         let shared = self.blocks_of_several_sessions();
@@ -247,18 +252,18 @@ impl Trace {
         let highest =
             originals.iter().flat_map(|turn| turn.blocks.iter()).max().copied().unwrap_or(0);
         for copy in 1..copies {
-            let mut place = HashMap::new();
+            let mut copied = HashMap::new();
             for (at, turn) in originals.iter().enumerate() {
                 let Some(session) = turn.session else { continue };
-                place.insert(at, self.turns.len());
+                copied.insert(at, self.turns.len());
                 let own = |id: &u64| match shared.contains(id) {
                     true => *id,
-                    false => renamed(*id, copy as u64, highest),
+                    false => copied_id(*id, copy as u64, highest),
                 };
                 let start = match turn.start {
                     TraceStart::At(_) => TraceStart::At(span.mul_f64(rng.unit())),
                     TraceStart::After { turn, delay } => {
-                        TraceStart::After { turn: place[&turn], delay }
+                        TraceStart::After { turn: copied[&turn], delay }
                     }
                 };
                 let blocks = turn.blocks.iter().map(own).collect();
@@ -282,8 +287,8 @@ impl Trace {
         shared
     }
 
-    /// Prompt tokens that one engine with room for everything would find cached, if each request came
-    /// after the one before it had ended. The last token of a prompt is always computed.
+    /// Prompt tokens that one engine with an unlimited cache would find cached, if each request
+    /// arrived after the one before it had finished. The last token of a prompt is always computed.
     #[must_use]
     pub fn ideal_hit_tokens(&self) -> u64 {
         let mut seen = HashSet::new();
@@ -305,8 +310,9 @@ impl Trace {
     }
 }
 
-/// A copy's own name for a block: beyond all that the trace has. Where hashes leave no room there, another hash.
-fn renamed(id: u64, copy: u64, highest: u64) -> u64 {
+/// A copy's own id for a block: beyond all ids of the trace, or another hash where ids are hashes
+/// and leave no room beyond.
+fn copied_id(id: u64, copy: u64, highest: u64) -> u64 {
     let beyond = highest.checked_add(1).and_then(|all| all.checked_mul(copy)?.checked_add(id));
     beyond.unwrap_or_else(|| {
         let mut mixed = id ^ copy.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -319,30 +325,38 @@ fn renamed(id: u64, copy: u64, highest: u64) -> u64 {
 struct TraceReader {
     block_size: NonZeroUsize,
     turns: Vec<TraceTurn>,
-    /// Each session's number and last turn so far.
-    last: HashMap<String, (usize, usize)>,
+    sessions: HashMap<String, SessionState>,
+}
+
+/// A session's number and its last turn so far.
+#[derive(Clone, Copy)]
+struct SessionState {
+    number: usize,
+    last_turn: usize,
 }
 
 impl TraceReader {
     fn add(&mut self, line: &str) -> Result<(), String> {
         let line: TraceLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
         let name = line.session_id.as_ref().map(Value::to_string);
-        let before = name.as_ref().and_then(|name| self.last.get(name)).copied();
+        let before = name.as_ref().and_then(|name| self.sessions.get(name)).copied();
         let start = match (line.timestamp, line.delay, before) {
-            (_, Some(delay), Some((_, turn))) => {
-                TraceStart::After { turn, delay: milliseconds("delay", delay)? }
+            (_, Some(delay), Some(session)) => {
+                TraceStart::After { turn: session.last_turn, delay: milliseconds("delay", delay)? }
             }
-            (_, None, Some((_, turn))) => TraceStart::After { turn, delay: Duration::ZERO },
+            (_, None, Some(session)) => {
+                TraceStart::After { turn: session.last_turn, delay: Duration::ZERO }
+            }
             (Some(time), _, None) => TraceStart::At(milliseconds("timestamp", time)?),
             (None, _, None) => {
                 return Err("no `timestamp`; only later turns of a session have none".to_owned());
             }
         };
         let (prompt_tokens, blocks) = self.prompt(&line)?;
-        let output_tokens = line.answer()?;
+        let output_tokens = line.output_tokens()?;
         let session = name.map(|name| {
-            let number = before.map_or(self.last.len(), |(number, _)| number);
-            self.last.insert(name, (number, self.turns.len()));
+            let number = before.map_or(self.sessions.len(), |session| session.number);
+            self.sessions.insert(name, SessionState { number, last_turn: self.turns.len() });
             number
         });
         self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session });
@@ -376,10 +390,10 @@ impl TraceReader {
 }
 
 fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
-    if (0.0..=LATEST).contains(&value) {
+    if (0.0..=MAX_MILLISECONDS).contains(&value) {
         return Ok(Duration::from_secs_f64(value / 1e3));
     }
-    Err(format!("`{field}` is {value}; it must be milliseconds, from zero to {LATEST}"))
+    Err(format!("`{field}` is {value}; it must be milliseconds, from zero to {MAX_MILLISECONDS}"))
 }
 
 #[cfg(test)]
@@ -398,7 +412,8 @@ mod tests {
     fn turns_of_a_session_follow_each_other() {
         let trace = Trace::read("t", SESSIONS, FOUR).unwrap();
         let starts: Vec<_> = trace.turns.iter().map(|turn| turn.start).collect();
-        let (at, ms) = (TraceStart::At, Duration::from_millis);
+        let at = TraceStart::At;
+        let ms = Duration::from_millis;
         assert_eq!(starts, [at(ms(10)), at(ms(90)), TraceStart::After { turn: 0, delay: ms(5) }]);
         assert_eq!(trace.turns[0].full_blocks(FOUR), [1]);
         assert_eq!(trace.ideal_hit_tokens(), 4 + 4);
@@ -419,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_sessions_with_hashes_for_names_have_names_of_their_own() {
+    fn copies_of_sessions_whose_ids_are_hashes_have_ids_of_their_own() {
         let text = SESSIONS.replace("[1, 4, 5]", "[1, 4, 18446744073709551615]");
         let trace = Trace::read("t", &text, FOUR).unwrap().cloned(3, 7);
         let own: HashSet<_> = [2, 5, 8].map(|turn| trace.turns[turn].blocks[2]).into();
@@ -427,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_share_the_blocks_that_they_share() {
+    fn texts_with_a_common_prefix_share_its_blocks() {
         let line = |prompt: &str| {
             format!(r#"{{"timestamp": 1, "prompt": "{prompt}", "output_length": 3}}"#)
         };
@@ -438,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named_with_their_numbers() {
+    fn bad_lines_are_listed_with_their_numbers() {
         let text = "{\"timestamp\": 1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
             nonsense\n\
             {\"timestamp\": 1, \"input_length\": 9, \"output_length\": 1, \"hash_ids\": [1]}\n\
@@ -447,7 +462,7 @@ mod tests {
             {\"timestamp\": 1e18, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
             {\"timestamp\": 1, \"input_length\": 4, \"output_length\": 2000000000, \"hash_ids\": [1]}\n";
         let error = Trace::read("t.jsonl", text, FOUR).unwrap_err().to_string();
-        assert!(error.starts_with("t.jsonl: 6 of its lines cannot be read\n  line 2: "), "{error}");
+        assert!(error.starts_with("t.jsonl: 6 invalid lines\n  line 2: "), "{error}");
         assert!(
             error.contains("line 3: `input_length` is 9 and there are 1 `hash_ids`; 3 are"),
             "{error}"
@@ -458,7 +473,10 @@ mod tests {
             error.contains("line 6: `timestamp` is 1000000000000000000; it must be"),
             "{error}"
         );
-        assert!(error.contains("line 7: `output_length` is 2000000000; the most is"), "{error}");
+        assert!(
+            error.contains("line 7: `output_length` is 2000000000; it must be at most"),
+            "{error}"
+        );
         assert!(Trace::read("t", "\n", FOUR).unwrap_err().to_string().contains("no requests"));
     }
 }

@@ -1,26 +1,25 @@
-//! An OpenAI request, read as far as an engine without a model needs it.
+//! Parses the body of an inference request as far as an engine without a model needs it.
 
-use super::dialect;
 use super::text::TextModel;
 use crate::request::PromptSource;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
-/// Tokens of a completion that does not say how many, as in OpenAI's interface.
+/// Default `max_tokens` of a completion, as in OpenAI's API.
 const COMPLETION_TOKENS: u64 = 16;
 
-/// Which interface a request came by.
+/// The API of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallKind {
     Chat,
     Completion,
-    /// Anthropic's.
+    /// Anthropic's messages.
     Messages,
-    /// OpenAI's newer one.
+    /// OpenAI's responses.
     Responses,
 }
 
-/// How the answer travels.
+/// How the answer is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallDelivery {
     Whole,
@@ -28,14 +27,14 @@ pub(super) enum CallDelivery {
     StreamWithUsage,
 }
 
-/// Why an answer ends.
+/// Why generation ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reason {
+pub(super) enum FinishReason {
     Stop,
     Length,
 }
 
-impl Reason {
+impl FinishReason {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -44,52 +43,52 @@ impl Reason {
     }
 }
 
-/// This engine's part in a prefill/decode pair.
+/// The phases that this engine computes of a request under prefill/decode disaggregation.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum ContentPart {
-    /// It does both.
-    Whole,
-    /// It computes the prompt and keeps it for another engine.
+pub(super) enum CallPhase {
+    /// Prefill and decode.
+    Both,
+    /// Prefill; it keeps the blocks for another engine.
     Prefill,
-    /// It fetches the prompt from another engine.
+    /// Decode; it fetches the blocks from another engine.
     Decode(Remote),
 }
 
-/// Where a prompt was computed.
+/// The prefill engine that computed a prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Remote {
     pub(super) host: String,
     pub(super) port: u16,
-    /// Which engine it was, if that was said: there may be another one by now.
+    /// Its engine id, if the request has one: another engine may have its address by now.
     pub(super) engine: Option<String>,
     pub(super) request: String,
 }
 
-/// A request for an answer.
+/// A parsed inference request.
 #[derive(Clone, Debug)]
 pub(super) struct EngineCall {
     pub(super) kind: CallKind,
     pub(super) model: String,
     pub(super) prompt: Vec<u32>,
     pub(super) output_tokens: usize,
-    pub(super) reason: Reason,
+    pub(super) reason: FinishReason,
     pub(super) delivery: CallDelivery,
     pub(super) salt: Option<String>,
-    pub(super) part: ContentPart,
+    pub(super) phase: CallPhase,
     /// The tool that must be called.
     pub(super) tool: Option<String>,
 }
 
 impl EngineCall {
     pub(super) fn source(&self) -> PromptSource {
-        match self.part {
-            ContentPart::Decode(_) => PromptSource::Transferred,
-            ContentPart::Whole | ContentPart::Prefill => PromptSource::Computed,
+        match self.phase {
+            CallPhase::Decode(_) => PromptSource::Transferred,
+            CallPhase::Both | CallPhase::Prefill => PromptSource::Computed,
         }
     }
 }
 
-/// A request that is answered with an error.
+/// The error response to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CallRefusal {
     pub(super) status: StatusCode,
@@ -101,7 +100,7 @@ impl CallRefusal {
         Self { status: StatusCode::BAD_REQUEST, message: message.into() }
     }
 
-    /// The body, as vLLM writes it.
+    /// The response body in vLLM's format.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
             404 => "NotFoundError",
@@ -113,12 +112,12 @@ impl CallRefusal {
     }
 }
 
-/// What a reader of requests knows of its engine.
+/// Parses requests for one engine.
 pub(super) struct CallReader<'a> {
     pub(super) text: &'a TextModel,
-    /// The model and its adapters.
+    /// The model, then its adapters.
     pub(super) models: &'a [String],
-    /// How long answers are that nothing cuts short.
+    /// Output tokens of a request that sets no limit.
     pub(super) answer_tokens: usize,
 }
 
@@ -139,7 +138,7 @@ impl CallReader<'_> {
         let model = self.model(body)?;
         if count(body, "n")?.is_some_and(|n| n != 1) {
             return Err(CallRefusal::bad(
-                "this engine gives one answer; leave `n` out or make it 1",
+                "this engine generates one choice; omit `n` or set it to 1",
             ));
         }
         let prompt = self.tokens(kind, body)?;
@@ -157,8 +156,17 @@ impl CallReader<'_> {
                 return Err(CallRefusal::bad("`cache_salt` must be a string that is not empty"));
             }
         };
-        let (part, tool) = (part(body)?, dialect::tool(kind, body));
-        Ok(EngineCall { kind, model, prompt, output_tokens, reason, delivery, salt, part, tool })
+        Ok(EngineCall {
+            kind,
+            model,
+            prompt,
+            output_tokens,
+            reason,
+            delivery,
+            salt,
+            phase: phase(body)?,
+            tool: forced_tool(kind, body),
+        })
     }
 
     /// The model or adapter that a request names; without a name, the model.
@@ -169,7 +177,7 @@ impl CallReader<'_> {
             Some(other) => Err(CallRefusal {
                 status: StatusCode::NOT_FOUND,
                 message: format!(
-                    "the model {other} does not exist; here is {}",
+                    "the model {other} does not exist; available: {}",
                     self.models.join(", ")
                 ),
             }),
@@ -185,12 +193,12 @@ impl CallReader<'_> {
         let tokens = match kind {
             CallKind::Chat => self.text.chat(body).map_err(CallRefusal::bad)?,
             CallKind::Messages | CallKind::Responses => {
-                self.text.chat(&dialect::as_chat(kind, body)).map_err(CallRefusal::bad)?
+                self.text.chat(&as_chat(kind, body)).map_err(CallRefusal::bad)?
             }
             CallKind::Completion => {
                 let prompts = self.inputs(body.get("prompt").unwrap_or(&Value::Null), "prompt")?;
                 let Ok([tokens]) = <[Vec<u32>; 1]>::try_from(prompts) else {
-                    return Err(CallRefusal::bad("this engine takes one prompt per request"));
+                    return Err(CallRefusal::bad("this engine accepts one prompt per request"));
                 };
                 tokens
             }
@@ -201,7 +209,7 @@ impl CallReader<'_> {
         Ok(tokens)
     }
 
-    /// Texts or token lists, one or several, as `prompt` and `input` have them.
+    /// The tokens of `prompt` or `input`: one or several texts or token lists.
     pub(super) fn inputs(&self, value: &Value, field: &str) -> Result<Vec<Vec<u32>>, CallRefusal> {
         let wrong = || {
             CallRefusal::bad(format!(
@@ -231,17 +239,17 @@ impl CallReader<'_> {
         }
     }
 
-    /// How many tokens to generate, and why it ends there.
+    /// The number of tokens to generate, and why generation ends there.
     fn length(
         &self,
         kind: CallKind,
         body: &Map<String, Value>,
-    ) -> Result<(usize, Reason), CallRefusal> {
-        let mut asked = None;
+    ) -> Result<(usize, FinishReason), CallRefusal> {
+        let mut limit = None;
         for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
-            asked = asked.or(count(body, name)?);
+            limit = limit.or(count(body, name)?);
         }
-        let most = match (asked, kind) {
+        let most = match (limit, kind) {
             (Some(0), _) => {
                 return Err(CallRefusal::bad("`max_tokens` is 0; it must be at least 1"));
             }
@@ -255,38 +263,75 @@ impl CallReader<'_> {
         } else {
             least.max(self.answer_tokens as u64)
         };
-        let reason = if wanted < most { Reason::Stop } else { Reason::Length };
+        let reason = if wanted < most { FinishReason::Stop } else { FinishReason::Length };
         Ok((usize::try_from(wanted.min(most)).unwrap_or(usize::MAX), reason))
     }
 }
 
-fn part(body: &Map<String, Value>) -> Result<ContentPart, CallRefusal> {
+fn phase(body: &Map<String, Value>) -> Result<CallPhase, CallRefusal> {
     let Some(Value::Object(fields)) = body.get("kv_transfer_params") else {
-        return Ok(ContentPart::Whole);
+        return Ok(CallPhase::Both);
     };
     if flag(fields, "do_remote_decode")? {
-        return Ok(ContentPart::Prefill);
+        return Ok(CallPhase::Prefill);
     }
     if !flag(fields, "do_remote_prefill")? {
-        return Ok(ContentPart::Whole);
+        return Ok(CallPhase::Both);
     }
     let text = |name: &str| {
         let value = fields.get(name).and_then(Value::as_str);
         value.map(str::to_owned).ok_or_else(|| {
             CallRefusal::bad(format!(
-                "`kv_transfer_params.{name}` must be as the prefill engine gave it"
+                "`kv_transfer_params.{name}` must be the string that the prefill engine returned"
             ))
         })
     };
     let port = count(fields, "remote_port")?.and_then(|port| u16::try_from(port).ok());
     let port =
         port.ok_or_else(|| CallRefusal::bad("`kv_transfer_params.remote_port` must be a port"))?;
-    Ok(ContentPart::Decode(Remote {
+    Ok(CallPhase::Decode(Remote {
         host: text("remote_host")?,
         port,
         engine: text("remote_engine_id").ok(),
         request: text("remote_request_id")?,
     }))
+}
+
+/// The tool that the request forces: `required`, `any`, or one by name.
+fn forced_tool(kind: CallKind, body: &Map<String, Value>) -> Option<String> {
+    let choice = body.get("tool_choice")?;
+    let named = match kind {
+        CallKind::Messages => &choice["name"],
+        _ => &choice["function"]["name"],
+    };
+    if let Some(name) = named.as_str() {
+        return Some(name.to_owned());
+    }
+    let is_forced = choice == "required" || choice["type"] == "any";
+    let first = body.get("tools")?.get(0)?;
+    let name = if kind == CallKind::Messages { &first["name"] } else { &first["function"]["name"] };
+    name.as_str().filter(|_| is_forced).map(str::to_owned)
+}
+
+/// The body of another API as a chat completion's.
+fn as_chat(kind: CallKind, body: &Map<String, Value>) -> Map<String, Value> {
+    let mut chat = body.clone();
+    let (system, rest) = match kind {
+        CallKind::Responses => ("instructions", "input"),
+        _ => ("system", "messages"),
+    };
+    let mut messages = Vec::new();
+    if let Some(content) = chat.remove(system).filter(|content| !content.is_null()) {
+        messages.push(json!({"role": "system", "content": content}));
+    }
+    match chat.remove(rest) {
+        Some(Value::Array(all)) => messages.extend(all),
+        Some(text) => messages.push(json!({"role": "user", "content": text})),
+        None => {}
+    }
+    chat.remove("tools");
+    chat.insert("messages".to_owned(), messages.into());
+    chat
 }
 
 fn count(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, CallRefusal> {
@@ -322,21 +367,21 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_by_itself_or_where_it_is_told_to() {
+    fn generation_ends_by_itself_or_at_the_requested_length() {
         let length = |body: Value| {
             let call = read(CallKind::Completion, &body).unwrap();
             (call.output_tokens, call.reason)
         };
-        assert_eq!(length(json!({"prompt": "a"})), (16, Reason::Length));
-        assert_eq!(length(json!({"prompt": "a", "max_tokens": 80})), (50, Reason::Stop));
+        assert_eq!(length(json!({"prompt": "a"})), (16, FinishReason::Length));
+        assert_eq!(length(json!({"prompt": "a", "max_tokens": 80})), (50, FinishReason::Stop));
         let exact = json!({"prompt": "a", "max_tokens": 80, "ignore_eos": true});
-        assert_eq!(length(exact), (80, Reason::Length));
+        assert_eq!(length(exact), (80, FinishReason::Length));
         let chat = json!({"messages": [{"role": "user", "content": "a"}]});
         assert_eq!(read(CallKind::Chat, &chat).unwrap().output_tokens, 50);
     }
 
     #[test]
-    fn prompts_may_be_text_or_tokens() {
+    fn a_prompt_is_a_text_or_a_list_of_tokens() {
         let prompt =
             |value: Value| read(CallKind::Completion, &json!({"prompt": value})).map(|c| c.prompt);
         assert_eq!(prompt(json!("ab")), Ok(vec![97, 98]));
@@ -355,11 +400,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_error_names_the_wrong_field_and_its_value() {
         let message = |body: Value| read(CallKind::Completion, &body).unwrap_err().message;
         assert!(
             message(json!({"prompt": "a", "model": "other"}))
-                .contains("\"other\" does not exist; here is base, tuned")
+                .contains("\"other\" does not exist; available: base, tuned")
         );
         assert!(message(json!({"prompt": "a", "stream": "yes"})).contains("`stream` is \"yes\""));
         assert!(message(json!({"prompt": "a", "max_tokens": 0})).contains("`max_tokens` is 0"));

@@ -1,4 +1,4 @@
-//! The engine's virtual time against the real clock, in step with it or faster.
+//! Virtual time derived from the real clock, at its speed or faster.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
@@ -20,17 +20,14 @@ impl EngineClock {
         self.start.elapsed().mul_f64(self.speed)
     }
 
-    /// When virtual time will be `time`.
+    /// The real time at which virtual time is `time`.
     pub(super) fn when(&self, time: Duration) -> Instant {
         self.start + time.div_f64(self.speed)
     }
 }
 
-/// The wall clock, for what engines print: `created`, event times, the process's start.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "a served engine is an edge, and no decision uses this"
-)]
+/// The wall clock, for timestamps: `created`, event times, the process's start.
+#[allow(clippy::disallowed_methods, reason = "a served engine does I/O, and no decision uses this")]
 pub(super) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -2,8 +2,8 @@
 
 use super::call::CallRefusal;
 use super::faults::Faults;
-use super::response::{Cut, SimBody};
-use super::{EngineServeError, ServedEngine, cannot, http, listen};
+use super::response::{Cut, SimBody, error_response, json_response};
+use super::{EngineServeError, ServedEngine, bind_error, listen};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-const MOST_BODY_BYTES: usize = 64 << 10;
+const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// A bound control port. Dropping it closes it.
 pub struct Control {
@@ -25,20 +25,21 @@ impl Control {
     /// Listens at `address`; port 0 is any free one.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    /// If the address cannot be bound.
     pub async fn start(
         address: SocketAddr,
         engines: Arc<[ServedEngine]>,
     ) -> Result<Self, EngineServeError> {
         let bound = TcpListener::bind(address).await;
-        let listener = bound.map_err(|cause| cannot("control", address, cause))?;
-        let address = listener.local_addr().map_err(|cause| cannot("control", address, cause))?;
+        let listener = bound.map_err(|cause| bind_error("control", address, cause))?;
+        let address =
+            listener.local_addr().map_err(|cause| bind_error("control", address, cause))?;
         let mut tasks = JoinSet::new();
         tasks.spawn(listen(listener, move |request| respond(Arc::clone(&engines), request)));
         Ok(Self { address, _tasks: tasks })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -49,14 +50,13 @@ async fn respond(
     engines: Arc<[ServedEngine]>,
     request: Request<Incoming>,
 ) -> Result<Response<SimBody>, Cut> {
-    let answered = answer(&engines, request).await;
-    Ok(match answered {
-        Ok(value) => http::whole(&value),
-        Err(refusal) => http::refusal(&refusal),
+    Ok(match execute(&engines, request).await {
+        Ok(value) => json_response(&value),
+        Err(refusal) => error_response(&refusal),
     })
 }
 
-async fn answer(
+async fn execute(
     engines: &[ServedEngine],
     request: Request<Incoming>,
 ) -> Result<Value, CallRefusal> {
@@ -66,24 +66,27 @@ async fn answer(
     let unknown = || CallRefusal {
         status: StatusCode::NOT_FOUND,
         message: format!(
-            "no {method} {path} here; there is GET /engines, GET and PUT /engines/<number>/faults, \
+            "unknown route {method} {path}; available: GET /engines, GET and PUT /engines/<number>/faults, \
              POST /engines/<number>/crash and /engines/<number>/restart"
         ),
     };
-    let (number, what) = match parts[..] {
+    let (number, action) = match parts[..] {
         ["engines"] if method == Method::GET => return Ok(list(engines).await),
-        ["engines", number, what] => (number, what),
+        ["engines", number, action] => (number, action),
         _ => return Err(unknown()),
     };
     let engine = number.parse().ok().and_then(|number: usize| engines.get(number));
     let engine = engine.ok_or_else(|| CallRefusal {
         status: StatusCode::NOT_FOUND,
-        message: format!("no engine {number} here; they are numbered 0 to {}", engines.len() - 1),
+        message: format!(
+            "unknown engine {number}; engines are numbered 0 to {}",
+            engines.len() - 1
+        ),
     })?;
-    match (&method, what) {
+    match (&method, action) {
         (&Method::GET, "faults") => {}
         (&Method::PUT, "faults") => {
-            let body = Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await;
+            let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await;
             let body = body.map_err(|error| CallRefusal::bad(error.to_string()))?.to_bytes();
             let faults = Faults::from_json(&body);
             engine.set_faults(faults.map_err(|error| CallRefusal::bad(error.to_string()))?);

@@ -1,35 +1,35 @@
-//! The task that owns an engine: lets its time pass, and tells everybody what happened to them.
+//! The task that owns an engine: advances its time, and sends each request its progress.
 
 use super::clock::EngineClock;
-use super::events::{EventStream, Subject};
+use super::events::{EventStream, PromptScope};
 use super::faults::Faults;
-use super::metrics::EngineCounters;
-use crate::engine::{EngineLoad, SimEngine};
+use super::metrics::{EngineCounters, EngineReport};
+use crate::engine::SimEngine;
 use crate::request::{Output, RequestId, SimOutcome, SimRefused, SimRequest};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// What the engine is asked to do.
+/// A command to the engine's task.
 pub(super) enum DriverCommand {
     Submit(Box<Submission>),
     Cancel(RequestId),
     ReleaseLease(RequestId, oneshot::Sender<bool>),
     ClearCache(oneshot::Sender<Result<(), usize>>),
-    Report(oneshot::Sender<DriverReport>),
+    Report(oneshot::Sender<EngineReport>),
 }
 
-/// A request with everything its answer and its events need.
+/// A request, and what its progress, its events and the metrics need.
 pub(super) struct Submission {
     pub(super) request: SimRequest,
-    pub(super) subject: Subject,
-    /// Why its answer will end, for the metrics.
+    pub(super) scope: PromptScope,
+    /// The finish reason, for the metrics.
     pub(super) reason: &'static str,
     pub(super) progress: mpsc::UnboundedSender<SubmissionProgress>,
 }
 
-/// What happens to a request.
+/// The progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SubmissionProgress {
     Refused(SimRefused),
@@ -39,27 +39,21 @@ pub(super) enum SubmissionProgress {
     Finished,
 }
 
-/// How an engine does, for its metrics.
-pub(super) struct DriverReport {
-    pub(super) load: EngineLoad,
-    pub(super) counters: EngineCounters,
-}
-
-struct Flight {
-    subject: Subject,
+struct RequestInFlight {
+    scope: PromptScope,
     reason: &'static str,
     progress: mpsc::UnboundedSender<SubmissionProgress>,
     submitted: Duration,
     prompt_tokens: usize,
 }
 
-/// An engine and those who wait for it.
+/// An engine and its requests in flight.
 pub(super) struct Driver {
     engine: SimEngine,
     clock: EngineClock,
     events: EventStream,
     faults: Arc<Mutex<Faults>>,
-    flights: HashMap<RequestId, Flight>,
+    in_flight: HashMap<RequestId, RequestInFlight>,
     counters: EngineCounters,
     outputs: Vec<Output>,
 }
@@ -71,11 +65,18 @@ impl Driver {
         events: EventStream,
         faults: Arc<Mutex<Faults>>,
     ) -> Self {
-        let (flights, counters) = (HashMap::new(), EngineCounters::default());
-        Self { engine, clock, events, faults, flights, counters, outputs: Vec::new() }
+        Self {
+            engine,
+            clock,
+            events,
+            faults,
+            in_flight: HashMap::new(),
+            counters: EngineCounters::default(),
+            outputs: Vec::new(),
+        }
     }
 
-    /// Runs until nobody can command any more.
+    /// Runs until all senders of commands are dropped.
     pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<DriverCommand>) {
         loop {
             let wake = self.engine.next_event_time().map(|time| self.clock.when(time));
@@ -89,7 +90,7 @@ impl Driver {
                 command = commands.recv() => match command {
                     Some(command) => {
                         self.catch_up();
-                        self.obey(command);
+                        self.handle(command);
                     }
                     None => return,
                 },
@@ -98,39 +99,40 @@ impl Driver {
         }
     }
 
-    fn obey(&mut self, command: DriverCommand) {
+    fn handle(&mut self, command: DriverCommand) {
         match command {
             DriverCommand::Submit(submission) => self.submit(*submission),
             DriverCommand::Cancel(request) => {
-                if self.flights.remove(&request).is_some() {
+                if self.in_flight.remove(&request).is_some() {
                     self.engine.cancel(request);
                     self.counters.count_end("abort");
                 }
             }
-            // Whoever asked may have gone; then nobody needs the answer.
-            DriverCommand::ReleaseLease(request, answer) => {
-                let _ = answer.send(self.engine.release_lease(request));
+            // A reply to a caller that has gone is dropped.
+            DriverCommand::ReleaseLease(request, reply) => {
+                let _ = reply.send(self.engine.release_lease(request));
             }
-            DriverCommand::ClearCache(answer) => {
-                let _ = answer.send(self.engine.clear_cache());
+            DriverCommand::ClearCache(reply) => {
+                let _ = reply.send(self.engine.clear_cache());
             }
-            DriverCommand::Report(answer) => {
+            DriverCommand::Report(reply) => {
                 let report =
-                    DriverReport { load: self.engine.load(), counters: self.counters.clone() };
-                let _ = answer.send(report);
+                    EngineReport { load: self.engine.load(), counters: self.counters.clone() };
+                let _ = reply.send(report);
             }
         }
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, subject, reason, progress } = submission;
-        let (id, prompt_tokens) = (request.id, request.prompt_tokens);
+        let Submission { request, scope, reason, progress } = submission;
+        let id = request.id;
+        let prompt_tokens = request.prompt_tokens;
         let submitted = self.clock.now();
         match self.engine.submit(submitted, request) {
             Ok(()) => {
                 let _ = progress.send(SubmissionProgress::Accepted);
-                let flight = Flight { subject, reason, progress, submitted, prompt_tokens };
-                self.flights.insert(id, flight);
+                let request = RequestInFlight { scope, reason, progress, submitted, prompt_tokens };
+                self.in_flight.insert(id, request);
             }
             Err(refused) => {
                 let _ = progress.send(SubmissionProgress::Refused(refused));
@@ -138,7 +140,7 @@ impl Driver {
         }
     }
 
-    /// Lets the engine live up to now.
+    /// Advances the engine to the present time.
     fn catch_up(&mut self) {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.engine.set_slowdown(faults.slow);
@@ -150,13 +152,13 @@ impl Driver {
                 self.events.flush(&faults);
                 time = output.at;
             }
-            self.tell(&output);
+            self.dispatch(&output);
         }
         self.events.flush(&faults);
         self.outputs = outputs;
     }
 
-    fn tell(&mut self, output: &Output) {
+    fn dispatch(&mut self, output: &Output) {
         let (request, progress) = match output.outcome {
             SimOutcome::Admitted { request, cached_tokens } => {
                 (request, SubmissionProgress::Admitted { cached_tokens })
@@ -164,31 +166,31 @@ impl Driver {
             SimOutcome::Token { request, .. } => (request, SubmissionProgress::Token),
             SimOutcome::Finished { request } => (request, SubmissionProgress::Finished),
             SimOutcome::Stored { request, .. } => {
-                let subject = self.flights.get(&request).map(|flight| &flight.subject);
-                return self.events.add(&output.outcome, subject);
+                let scope = self.in_flight.get(&request).map(|in_flight| &in_flight.scope);
+                return self.events.add(&output.outcome, scope);
             }
             SimOutcome::Preempted { .. } => return,
             SimOutcome::Removed { .. } | SimOutcome::Cleared => {
                 return self.events.add(&output.outcome, None);
             }
         };
-        let Some(flight) = self.flights.get(&request) else { return };
+        let Some(in_flight) = self.in_flight.get(&request) else { return };
         match output.outcome {
             SimOutcome::Admitted { .. } => {
-                self.counters.prompt_tokens += flight.prompt_tokens as u64
+                self.counters.prompt_tokens += in_flight.prompt_tokens as u64;
             }
             SimOutcome::Token { index, .. } => {
                 self.counters.generation_tokens += 1;
                 if index == 0 {
-                    self.counters.count_first_token(output.at.saturating_sub(flight.submitted));
+                    self.counters.count_first_token(output.at.saturating_sub(in_flight.submitted));
                 }
             }
-            _ => self.counters.count_end(flight.reason),
+            _ => self.counters.count_end(in_flight.reason),
         }
-        // A receiver that has gone will cancel, or has.
-        let _ = flight.progress.send(progress);
+        // A dropped receiver cancels the request.
+        let _ = in_flight.progress.send(progress);
         if progress == SubmissionProgress::Finished {
-            self.flights.remove(&request);
+            self.in_flight.remove(&request);
         }
     }
 }

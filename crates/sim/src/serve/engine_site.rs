@@ -1,4 +1,4 @@
-//! What all requests of one engine share.
+//! The state that all HTTP requests to one engine share.
 
 use super::call::CallReader;
 use super::driver::DriverCommand;
@@ -7,15 +7,15 @@ use super::options::{Addresses, EngineOptions};
 use super::response::Crash;
 use super::text::TextModel;
 use crate::request::RequestId;
+use crate::vllm_hash::{ExtraKey, ExtraKeys, VllmHasher};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, watch};
-use wornpath_blocks::vllm::{ExtraKey, ExtraKeys, VllmHasher};
 use wornpath_index::EngineHash;
 
-/// One incarnation of an engine, seen from its port.
+/// One incarnation of an engine, as its HTTP port needs it.
 pub(super) struct EngineSite {
     options: Arc<EngineOptions>,
     text: Arc<TextModel>,
@@ -25,7 +25,7 @@ pub(super) struct EngineSite {
     commands: mpsc::UnboundedSender<DriverCommand>,
     faults: Arc<Mutex<Faults>>,
     requests: AtomicU64,
-    /// Prompts that were computed for other engines.
+    /// Prefill-only requests that were answered.
     prefills: AtomicU64,
     crash: watch::Sender<bool>,
     started: f64,
@@ -34,7 +34,7 @@ pub(super) struct EngineSite {
     engine_id: String,
 }
 
-/// What a new site is made of beside its options.
+/// The parts of a new site, beside its options.
 pub(super) struct SiteState {
     pub(super) text: Arc<TextModel>,
     pub(super) commands: mpsc::UnboundedSender<DriverCommand>,
@@ -47,8 +47,8 @@ pub(super) struct SiteState {
 }
 
 impl EngineSite {
-    pub(super) fn new(options: Arc<EngineOptions>, ground: SiteState) -> Self {
-        let SiteState { text, commands, faults, crash, started, addresses, topic } = ground;
+    pub(super) fn new(options: Arc<EngineOptions>, state: SiteState) -> Self {
+        let SiteState { text, commands, faults, crash, started, addresses, topic } = state;
         let models = std::iter::once(&options.model).chain(&options.adapters).cloned().collect();
         let engine_id = format!("{:x}-{}", (started * 1e6) as u64, addresses.http.port());
         Self {
@@ -85,7 +85,7 @@ impl EngineSite {
         &self.models
     }
 
-    /// The adapter that a request for `model` uses, if that is one.
+    /// The adapter that a request for `model` uses, unless it names the base model.
     pub(super) fn lora<'a>(&self, model: &'a str) -> Option<&'a str> {
         (model != self.options.model).then_some(model)
     }
@@ -114,7 +114,7 @@ impl EngineSite {
         self.addresses.http
     }
 
-    /// Where its cache events are, as vLLM lists it.
+    /// The addresses of its cache events, in vLLM's format.
     pub(super) fn event_sources(&self) -> Value {
         let Addresses { events, replay, .. } = self.addresses;
         json!({"0": {
@@ -131,14 +131,15 @@ impl EngineSite {
         RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A prefill is answered; what ends the engine after that, if a fault asks for it.
-    pub(super) fn prefilled(&self) -> Option<Crash> {
+    /// Counts a prefill-only request; returns the crash that follows it, if the fault
+    /// `crash_after_prefills` is due.
+    pub(super) fn count_prefill(&self) -> Option<Crash> {
         let answered = self.prefills.fetch_add(1, Ordering::Relaxed) + 1;
         let is_last = self.faults().crash_after_prefills.is_some_and(|most| answered >= most);
         is_last.then(|| Crash(self.crash.clone()))
     }
 
-    /// The names of the full blocks of `tokens`, as vLLM computes them.
+    /// The hashes of the full blocks of `tokens`, as vLLM computes them.
     pub(super) fn chain(
         &self,
         tokens: &[u32],

@@ -1,4 +1,4 @@
-//! What an engine publishes of its cache: batches in vLLM's encoding, numbered, over ZeroMQ, with replay.
+//! The cache events of an engine: numbered batches in vLLM's encoding over ZeroMQ, with replay.
 
 use super::clock::unix_seconds;
 use super::faults::Faults;
@@ -13,20 +13,20 @@ use wornpath_events::wire::{
 };
 use wornpath_events::zmtp::{ZmtpListener, ZmtpPublisher};
 
-/// Batches that replay reaches back, as in vLLM.
-const REPLAYABLE: usize = 10_000;
+/// Batches that can be replayed, as in vLLM.
+const REPLAY_BATCHES: usize = 10_000;
 
-/// What vLLM 0.32 writes.
+/// The encoding of vLLM 0.32.
 const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
 /// A batch with its number.
 type NumberedBatch = (u64, Bytes);
 
-/// The batches that can still be asked for.
+/// The batches that can still be replayed.
 pub(super) type ReplayBuffer = Arc<Mutex<VecDeque<NumberedBatch>>>;
 
-/// The tokens and the scope of a request, which its events carry.
-pub(super) struct Subject {
+/// The tokens of a request and what else its blocks are keyed by, for its events.
+pub(super) struct PromptScope {
     pub(super) tokens: Arc<[u32]>,
     pub(super) salt: Option<String>,
     pub(super) lora: Option<String>,
@@ -40,7 +40,7 @@ pub(super) struct EventStream {
     next: u64,
     ring: ReplayBuffer,
     batch: WireBatch,
-    /// A batch that waits to be overtaken.
+    /// A batch that is published after its successor: the fault `reorder_events`.
     held: Option<NumberedBatch>,
 }
 
@@ -56,19 +56,19 @@ impl EventStream {
     }
 
     /// Adds an outcome to the current batch, if it is about the cache.
-    pub(super) fn add(&mut self, outcome: &SimOutcome, subject: Option<&Subject>) {
+    pub(super) fn add(&mut self, outcome: &SimOutcome, scope: Option<&PromptScope>) {
         match outcome {
             SimOutcome::Stored { chain, blocks, tier, .. } => {
-                let Some(subject) = subject else { return };
+                let Some(scope) = scope else { return };
                 let tokens = blocks.start * self.block_size..blocks.end * self.block_size;
-                let extra = extra_keys(subject, blocks.start, blocks.len());
+                let extra = extra_keys(scope, blocks.start, blocks.len());
                 self.batch.push(WireEvent::Stored(WireStored {
                     blocks: &chain[blocks.clone()],
                     parent: blocks.start.checked_sub(1).map(|parent| chain[parent]),
-                    tokens: &subject.tokens[tokens],
+                    tokens: &scope.tokens[tokens],
                     block_size: u32::try_from(self.block_size).unwrap_or(u32::MAX),
                     lora_id: None,
-                    lora_name: subject.lora.as_deref(),
+                    lora_name: scope.lora.as_deref(),
                     tier: *tier,
                     extra_keys: extra.keys(),
                     group: Some(0),
@@ -76,7 +76,7 @@ impl EventStream {
                 }));
             }
             SimOutcome::Removed { blocks, tier } => {
-                // vLLM announces every evicted block on its own.
+                // vLLM sends one event for every evicted block.
                 for block in blocks {
                     let blocks = std::slice::from_ref(block);
                     self.batch.push(WireEvent::Removed(WireRemoved {
@@ -106,7 +106,7 @@ impl EventStream {
         {
             let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
             ring.push_back(numbered.clone());
-            if ring.len() > REPLAYABLE {
+            if ring.len() > REPLAY_BATCHES {
                 ring.pop_front();
             }
         }
@@ -137,16 +137,16 @@ impl EventStream {
     }
 }
 
-/// A request's keys beside its tokens, block by block: the adapter everywhere, the salt at the start.
-fn extra_keys(subject: &Subject, first: usize, count: usize) -> ExtraKeysBuffer {
+/// The extra keys of each block: the adapter in every block, the salt in the first.
+fn extra_keys(scope: &PromptScope, first: usize, count: usize) -> ExtraKeysBuffer {
     let mut buffer = ExtraKeysBuffer::default();
-    if subject.lora.is_none() && (subject.salt.is_none() || first > 0) {
+    if scope.lora.is_none() && (scope.salt.is_none() || first > 0) {
         return buffer;
     }
     for block in first..first + count {
-        let salt = subject.salt.as_deref().filter(|_| block == 0);
+        let salt = scope.salt.as_deref().filter(|_| block == 0);
         let keys: Vec<_> =
-            [subject.lora.as_deref(), salt].into_iter().flatten().map(WireExtraKey::Text).collect();
+            [scope.lora.as_deref(), salt].into_iter().flatten().map(WireExtraKey::Text).collect();
         buffer.push(&keys);
     }
     buffer
@@ -162,12 +162,14 @@ pub(super) async fn serve_replay(
     let mut connections = JoinSet::new();
     while let Ok(mut connection) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let (topic, ring, faults) = (topic.clone(), Arc::clone(&ring), Arc::clone(&faults));
+        let topic = topic.clone();
+        let ring = Arc::clone(&ring);
+        let faults = Arc::clone(&faults);
         connections.spawn(async move {
             while let Ok(frames) = connection.receive().await {
                 let start = frames.last().and_then(|start| <[u8; 8]>::try_from(&start[..]).ok());
-                let silent = faults.lock().unwrap_or_else(PoisonError::into_inner).no_replay;
-                let (Some(start), false) = (start.map(u64::from_be_bytes), silent) else {
+                let no_replay = faults.lock().unwrap_or_else(PoisonError::into_inner).no_replay;
+                let (Some(start), false) = (start.map(u64::from_be_bytes), no_replay) else {
                     continue;
                 };
                 let batches: Vec<NumberedBatch> = {

@@ -1,7 +1,7 @@
-//! What an engine does wrong, switchable while it runs.
+//! Fault injection, switchable while an engine runs.
 //!
-//! Real engines fail in ways that kind mocks never show, and clients tested with kind mocks fail with
-//! them. Each field is one such way; all default to a healthy engine.
+//! Real engines fail in ways that simple mocks never show, and clients tested only with such mocks
+//! fail with them. Each field is one such failure; the default is a healthy engine.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,59 +10,61 @@ use serde_json::{Map, Value};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// Every request, health checks too, is accepted and never answered.
+    /// Every request, including health checks, is accepted and never answered.
     pub hang: bool,
     /// Inference requests are answered with this status, and 429 and 503 with `Retry-After`.
     pub refuse: Option<u16>,
-    /// Steps take so many times longer.
+    /// Factor on the time of every step.
     pub slow: f64,
-    /// An answer stops after so many tokens; its connection stays open.
+    /// A response stops after this many tokens; its connection stays open.
     pub stall_after_tokens: Option<usize>,
-    /// An answer's connection is closed after so many tokens.
+    /// The connection of a response is closed after this many tokens.
     pub cut_after_tokens: Option<usize>,
-    /// Of so many event batches, the last is not published. Replay has it.
+    /// Every n-th event batch is not published. Replay has it.
     pub drop_events_every: Option<u64>,
     /// Event batches are published twice.
     pub duplicate_events: bool,
     /// Event batches are published in pairs, the later first.
     pub reorder_events: bool,
-    /// Event batches are numbered but no longer published: the tail is lost, then silence. Replay has them.
+    /// Event batches are numbered but no longer published: the tail of the stream is lost. Replay
+    /// has them.
     pub lose_tail: bool,
     /// Replay requests are not answered.
     pub no_replay: bool,
-    /// What `usage` says of cached tokens.
+    /// The cached tokens that `usage` reports.
     pub cached_tokens: CachedTokens,
-    /// Decode engines cannot load what it computed for them. It answers all else.
+    /// Decode engines cannot load the blocks that it computed for them. All else works.
     pub no_kv_transfer: bool,
-    /// It crashes when it has answered so many prefills, and decode engines can load none of them.
+    /// It crashes after this many prefill-only requests, and decode engines can load none of their
+    /// blocks.
     pub crash_after_prefills: Option<u64>,
-    /// What it does if it cannot load what a prefill engine computed for it.
+    /// The reaction to blocks that it cannot load from a prefill engine.
     pub kv_load_failure: KvLoadFailure,
 }
 
-/// What an engine does if it cannot load what a prefill engine computed for it.
+/// The reaction of a decode engine to blocks that it cannot load from a prefill engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvLoadFailure {
-    /// It fails the request, as vLLM does unless told otherwise.
+    /// It fails the request: vLLM's default.
     #[default]
     Fail,
     /// It computes the prompt, as vLLM does with `"kv_load_failure_policy": "recompute"`.
     Recompute,
-    /// It waits for ever, as vLLM has done in the middle of a transfer.
+    /// It never answers, as vLLM has done in the middle of a transfer.
     Hang,
 }
 
-/// What `usage` says of cached tokens.
+/// The cached tokens that `usage` reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CachedTokens {
-    /// The truth.
+    /// The true number.
     #[default]
     True,
-    /// None, whatever was reused.
+    /// Always zero.
     Zero,
-    /// The whole prompt, whatever was reused.
+    /// Always the whole prompt.
     All,
 }
 
@@ -87,36 +89,36 @@ impl Default for Faults {
     }
 }
 
-/// A fault that cannot be.
+/// An invalid fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FaultError {
-    /// A name that is no fault, or a value of the wrong kind.
+    /// An unknown name, or a value of the wrong type.
     #[error("fault `{0}`: {1}")]
     Unreadable(String, String),
     /// A value out of range.
     #[error("fault `{name}` is {value}; {rule}")]
-    Impossible {
+    OutOfRange {
         /// The fault.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The allowed values.
         rule: &'static str,
     },
 }
 
 impl Faults {
-    /// Reads `name` or `name=value`, as on a command line, on top of each other.
+    /// Parses arguments of the form `name` or `name=value`; a later one overrides an earlier one.
     ///
     /// # Errors
-    /// If a fault is unknown or its value is not possible.
+    /// If a fault is unknown or its value is invalid.
     pub fn from_arguments(arguments: &[String]) -> Result<Self, FaultError> {
         let mut fields = Map::new();
         let mut faults = Self::default();
         for argument in arguments {
             let (name, value) = argument.split_once('=').unwrap_or((argument, "true"));
             let text = || Value::String(value.to_owned());
-            // `cached-tokens=true` is a word, not a truth value.
+            // The `true` of `cached-tokens=true` is a variant's name, not a boolean.
             let is_word = name == "cached-tokens";
             let value = if is_word { text() } else { value.parse().unwrap_or_else(|_| text()) };
             fields.insert(name.replace('-', "_"), value);
@@ -127,10 +129,10 @@ impl Faults {
         faults.check()
     }
 
-    /// Reads a JSON object, as the control port takes it; faults that it leaves out are off.
+    /// Parses a JSON object, as the control port receives it; omitted faults are off.
     ///
     /// # Errors
-    /// If it is not JSON, or a fault is unknown or its value is not possible.
+    /// If it is not JSON, or a fault is unknown or its value is invalid.
     pub fn from_json(json: &[u8]) -> Result<Self, FaultError> {
         let faults: Self = serde_json::from_slice(json)
             .map_err(|error| FaultError::Unreadable("body".to_owned(), error.to_string()))?;
@@ -138,20 +140,20 @@ impl Faults {
     }
 
     fn check(self) -> Result<Self, FaultError> {
-        let impossible =
-            |name, value: String, rule| Err(FaultError::Impossible { name, value, rule });
+        let out_of_range =
+            |name, value: String, rule| Err(FaultError::OutOfRange { name, value, rule });
         if !(self.slow.is_finite() && self.slow > 0.0) {
-            return impossible("slow", self.slow.to_string(), "it must be above zero");
+            return out_of_range("slow", self.slow.to_string(), "it must be above zero");
         }
         if let Some(status) = self.refuse.filter(|status| !(400..600).contains(status)) {
-            return impossible("refuse", status.to_string(), "it must be a status of 400 to 599");
+            return out_of_range("refuse", status.to_string(), "it must be a status of 400 to 599");
         }
         for (name, count) in [
             ("drop_events_every", self.drop_events_every),
             ("crash_after_prefills", self.crash_after_prefills),
         ] {
             if count == Some(0) {
-                return impossible(name, "0".to_owned(), "it must be at least 1");
+                return out_of_range(name, "0".to_owned(), "it must be at least 1");
             }
         }
         Ok(self)
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_and_json_say_the_same() {
+    fn arguments_and_json_give_the_same_faults() {
         let arguments = read(&["hang", "refuse=503", "slow=2.5", "cached-tokens=zero"]).unwrap();
         let json = br#"{"hang": true, "refuse": 503, "slow": 2.5, "cached_tokens": "zero"}"#;
         assert_eq!(arguments, Faults::from_json(json).unwrap());
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_fault_is_answered_with_the_known_ones() {
+    fn an_unknown_fault_is_refused_with_the_known_ones() {
         let error = read(&["explode"]).unwrap_err().to_string();
         assert!(error.starts_with("fault `explode`: unknown field"), "{error}");
         assert!(error.contains("stall_after_tokens"), "{error}");

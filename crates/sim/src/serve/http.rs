@@ -1,20 +1,20 @@
-//! The engine's port: which path does what.
+//! The engine's HTTP port: the routes and their handlers.
 
+use super::answer::AnswerScript;
 use super::call::{
-    CallDelivery, CallKind, CallReader, CallRefusal, ContentPart, EngineCall, Reason,
+    CallDelivery, CallKind, CallPhase, CallReader, CallRefusal, EngineCall, FinishReason,
 };
 use super::clock::unix_seconds;
 use super::driver::{DriverCommand, Submission, SubmissionProgress};
 use super::engine_site::EngineSite;
-use super::events::Subject;
+use super::events::PromptScope;
 use super::faults::KvLoadFailure;
+use super::load_failure;
 use super::metrics::{self, EngineIdentity};
-use super::response::{self, AnswerScript, Cut, SimBody, SimStream, SimTicket};
+use super::response::{self, Cut, SimBody, SimStream, SimTicket, error_response, json_response};
 use super::text::mix;
 use super::transfer::{self, Fetched};
-use super::unloaded;
 use crate::request::{PromptSource, RequestId, SimRequest as EngineRequest};
-use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -24,18 +24,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-const MOST_BODY_BYTES: usize = 64 << 20;
+const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// How long a prefill engine keeps blocks for a decode engine: vLLM's default.
+/// How long a prefill engine leases blocks to a decode engine: vLLM's default.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Numbers in an embedding.
+/// The length of an embedding.
 const DIMENSIONS: usize = 64;
 
-type Answered = Result<Response<SimBody>, Cut>;
-
 /// Answers one request.
-pub(super) async fn respond(site: Arc<EngineSite>, request: Request<Incoming>) -> Answered {
+pub(super) async fn respond(
+    site: Arc<EngineSite>,
+    request: Request<Incoming>,
+) -> Result<Response<SimBody>, Cut> {
     let faults = site.faults();
     if faults.hang {
         std::future::pending::<()>().await;
@@ -45,13 +46,13 @@ pub(super) async fn respond(site: Arc<EngineSite>, request: Request<Incoming>) -
     if let (Some(status), true) =
         (faults.refuse, path.starts_with("/v1/") && head.method == Method::POST)
     {
-        return Ok(refused(status));
+        return Ok(refuse_by_fault(status));
     }
-    let body = match Limited::new(body, MOST_BODY_BYTES).collect().await {
+    let body = match Limited::new(body, MAX_BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) => return Ok(refusal(&too_large(error.as_ref()))),
+        Err(error) => return Ok(error_response(&too_large(error.as_ref()))),
     };
-    let answered = match (&head.method, path) {
+    let result = match (&head.method, path) {
         (&Method::POST, "/v1/chat/completions") => {
             generate(&site, CallKind::Chat, &body, &head.headers).await?
         }
@@ -67,19 +68,21 @@ pub(super) async fn respond(site: Arc<EngineSite>, request: Request<Incoming>) -
         (&Method::POST, "/v1/embeddings") => embed(&site, &body).await,
         (&Method::POST, "/v1/rerank" | "/rerank") => rerank(&site, &body),
         (&Method::POST, "/tokenize") => tokenize(&site, &body),
-        (&Method::POST, "/reset_prefix_cache") => reset(&site).await,
-        (&Method::POST, transfer::PATH) => hand_over(&site, &body).await,
-        (&Method::GET, "/v1/models") => Ok(whole(&models(&site))),
+        (&Method::POST, "/reset_prefix_cache") => reset_cache(&site).await,
+        (&Method::POST, transfer::PATH) => release_lease(&site, &body).await,
+        (&Method::GET, "/v1/models") => Ok(json_response(&models(&site))),
         (&Method::GET, "/metrics") => metrics_page(&site).await,
-        (&Method::GET, "/version") => Ok(whole(&json!({"version": env!("CARGO_PKG_VERSION")}))),
-        (&Method::GET, "/kv_event_sources") => Ok(whole(&site.event_sources())),
+        (&Method::GET, "/version") => {
+            Ok(json_response(&json!({"version": env!("CARGO_PKG_VERSION")})))
+        }
+        (&Method::GET, "/kv_event_sources") => Ok(json_response(&site.event_sources())),
         (&Method::GET, "/health" | "/ping") => Ok(Response::new(SimBody::Whole(None))),
         _ => Err(CallRefusal {
             status: StatusCode::NOT_FOUND,
-            message: format!("no {} {path} here; see `wornpath engine --help`", head.method),
+            message: format!("unknown route {} {path}; see `wornpath engine --help`", head.method),
         }),
     };
-    let mut response = answered.unwrap_or_else(|error| refusal(&error));
+    let mut response = result.unwrap_or_else(|error| error_response(&error));
     if let Some(id) = head.headers.get("x-request-id") {
         response.headers_mut().insert("x-request-id", id.clone());
     }
@@ -97,45 +100,45 @@ async fn generate(
         Ok(call) => call,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let fetched = match &call.part {
-        ContentPart::Decode(remote) => transfer::fetch(remote).await,
-        ContentPart::Whole | ContentPart::Prefill => Fetched::Prompt,
+    let fetched = match &call.phase {
+        CallPhase::Decode(remote) => transfer::fetch(remote).await,
+        CallPhase::Both | CallPhase::Prefill => Fetched::Prompt,
     };
     let id = site.next_request();
-    if fetched == Fetched::Nothing {
+    if fetched == Fetched::Failed {
         match site.faults().kv_load_failure {
             KvLoadFailure::Fail => {
-                return Ok(Ok(unloaded::answer(&story(site, id, call, Vec::new(), headers))));
+                return Ok(Ok(load_failure::answer(&script(site, id, call, Vec::new(), headers))));
             }
-            KvLoadFailure::Recompute => call.part = ContentPart::Whole,
+            KvLoadFailure::Recompute => call.phase = CallPhase::Both,
             KvLoadFailure::Hang => std::future::pending().await,
         }
     }
-    let mut answer = site.text().answer(&call.prompt, call.output_tokens);
-    if fetched == Fetched::SomethingElse {
-        answer.pieces.fill(" wrong".to_owned());
+    let mut generated = site.text().generate(&call.prompt, call.output_tokens);
+    if fetched == Fetched::Stale {
+        generated.pieces.fill(" wrong".to_owned());
     }
-    let lease = (call.part == ContentPart::Prefill).then_some(LEASE);
-    let tokens = [&call.prompt[..], &answer.tokens].concat();
+    let lease = (call.phase == CallPhase::Prefill).then_some(LEASE);
+    let tokens = [&call.prompt[..], &generated.tokens].concat();
     let ticket = match submit(site, id, &call, tokens, lease).await {
         Ok(ticket) => ticket,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let story = story(site, id, call, answer.pieces, headers);
-    Ok(Ok(match story.call.delivery {
+    let script = script(site, id, call, generated.pieces, headers);
+    Ok(Ok(match script.call.delivery {
         CallDelivery::Whole => {
-            let mut response = whole(&response::whole(ticket, &story).await?);
-            if story.call.part == ContentPart::Prefill
-                && let Some(crash) = site.prefilled()
+            let mut response = json_response(&response::collect(ticket, &script).await?);
+            if script.call.phase == CallPhase::Prefill
+                && let Some(crash) = site.count_prefill()
                 && let SimBody::Whole(bytes) = response.body_mut()
             {
-                *response.body_mut() = SimBody::Last(bytes.take(), crash);
+                *response.body_mut() = SimBody::BeforeCrash(bytes.take(), crash);
             }
             response
         }
         CallDelivery::Stream | CallDelivery::StreamWithUsage => {
             let mut response =
-                Response::new(SimBody::Stream(Box::new(SimStream::new(ticket, story))));
+                Response::new(SimBody::Stream(Box::new(SimStream::new(ticket, script))));
             let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
             response.headers_mut().insert(CONTENT_TYPE, kind);
             response
@@ -143,7 +146,7 @@ async fn generate(
     }))
 }
 
-fn story(
+fn script(
     site: &EngineSite,
     id: RequestId,
     call: EngineCall,
@@ -157,7 +160,7 @@ fn story(
         CallKind::Messages => "msg",
         CallKind::Responses => "resp",
     };
-    // Ends with the request's number, by which a decode engine will ask for its blocks.
+    // Ends with the request's number, by which a decode engine requests its blocks.
     let id_text = format!("{prefix}-{}-{}", name.unwrap_or(site.engine_id()), id.0);
     let blocks = call.prompt.len().div_ceil(site.block_size());
     let transfer = json!({
@@ -174,7 +177,7 @@ fn story(
     AnswerScript { id: id_text, created, call, pieces, faults: site.faults(), transfer }
 }
 
-/// Gives a request to the engine.
+/// Submits a call to the engine.
 async fn submit(
     site: &EngineSite,
     id: RequestId,
@@ -191,22 +194,25 @@ async fn submit(
         source: call.source(),
         lease,
     };
-    let subject =
-        Subject { tokens: tokens.into(), salt: call.salt.clone(), lora: lora.map(str::to_owned) };
-    enter(site, request, subject, call.reason).await
+    let scope = PromptScope {
+        tokens: tokens.into(),
+        salt: call.salt.clone(),
+        lora: lora.map(str::to_owned),
+    };
+    submit_request(site, request, scope, call.reason).await
 }
 
-async fn enter(
+async fn submit_request(
     site: &EngineSite,
     request: EngineRequest,
-    subject: Subject,
-    reason: Reason,
+    scope: PromptScope,
+    reason: FinishReason,
 ) -> Result<SimTicket, CallRefusal> {
     let (sender, progress) = mpsc::unbounded_channel();
     let id = request.id;
     let commands = site.commands().clone();
-    let submission = Submission { request, subject, reason: reason.name(), progress: sender };
-    // A stopped engine drops the sender, which the receiver sees next.
+    let submission = Submission { request, scope, reason: reason.name(), progress: sender };
+    // A stopped engine drops the sender, and the receiver ends.
     let _ = commands.send(DriverCommand::Submit(Box::new(submission)));
     let mut ticket = SimTicket { id, progress, commands };
     match ticket.progress.recv().await {
@@ -221,7 +227,8 @@ async fn embed(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, Call
     let model = reader.model(&object)?;
     let inputs = reader.inputs(object.get("input").unwrap_or(&Value::Null), "input")?;
     let mut tickets = Vec::new();
-    let (mut data, mut prompt_tokens) = (Vec::new(), 0);
+    let mut data = Vec::new();
+    let mut prompt_tokens = 0;
     for (index, tokens) in inputs.into_iter().enumerate() {
         prompt_tokens += tokens.len();
         data.push(json!({"object": "embedding", "index": index, "embedding": embedding(&tokens)}));
@@ -235,8 +242,9 @@ async fn embed(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, Call
             source: PromptSource::Computed,
             lease: None,
         };
-        let subject = Subject { tokens: tokens.into(), salt: None, lora: lora.map(str::to_owned) };
-        tickets.push(enter(site, request, subject, Reason::Stop).await?);
+        let scope =
+            PromptScope { tokens: tokens.into(), salt: None, lora: lora.map(str::to_owned) };
+        tickets.push(submit_request(site, request, scope, FinishReason::Stop).await?);
     }
     for mut ticket in tickets {
         while ticket
@@ -247,20 +255,21 @@ async fn embed(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, Call
         {}
     }
     let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-    Ok(whole(&json!({"object": "list", "model": model, "data": data, "usage": usage})))
+    Ok(json_response(&json!({"object": "list", "model": model, "data": data, "usage": usage})))
 }
 
-/// Documents by how much of the query's direction they share.
+/// Ranks documents by the dot product of their embeddings with the query's.
 fn rerank(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
     let object = CallReader::object(body)?;
     let reader = site.reader();
     let model = reader.model(&object)?;
-    let of = |field: &'static str| {
+    let embeddings = |field: &'static str| {
         reader
             .inputs(object.get(field).unwrap_or(&Value::Null), field)
             .map(|inputs| inputs.iter().map(|tokens| embedding(tokens)).collect::<Vec<_>>())
     };
-    let (queries, documents) = (of("query")?, of("documents")?);
+    let queries = embeddings("query")?;
+    let documents = embeddings("documents")?;
     let score = |document: &Vec<f64>| -> f64 {
         queries[0].iter().zip(document).map(|(one, other)| one * other).sum()
     };
@@ -268,10 +277,10 @@ fn rerank(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefus
     results.sort_by(|one, other| other.1.total_cmp(&one.1));
     let result = |(index, score): (usize, f64)| json!({"index": index, "relevance_score": score});
     let results: Vec<_> = results.into_iter().map(result).collect();
-    Ok(whole(&json!({"model": model, "results": results})))
+    Ok(json_response(&json!({"model": model, "results": results})))
 }
 
-/// A direction that equal texts share.
+/// A unit vector that depends only on the tokens.
 fn embedding(tokens: &[u32]) -> Vec<f64> {
     let mut seed = tokens.iter().fold(1, |seed, token| mix(seed ^ u64::from(*token)));
     let mut draw = || {
@@ -287,13 +296,12 @@ fn tokenize(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRef
     let object = CallReader::object(body)?;
     let kind = if object.contains_key("messages") { CallKind::Chat } else { CallKind::Completion };
     let tokens = site.reader().tokens(kind, &object)?;
-    let answer =
-        json!({"count": tokens.len(), "max_model_len": site.max_tokens(), "tokens": tokens});
-    Ok(whole(&answer))
+    let body = json!({"count": tokens.len(), "max_model_len": site.max_tokens(), "tokens": tokens});
+    Ok(json_response(&body))
 }
 
-async fn reset(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
-    match ask(site, DriverCommand::ClearCache).await? {
+async fn reset_cache(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
+    match query_driver(site, DriverCommand::ClearCache).await? {
         Ok(()) => Ok(Response::new(SimBody::Whole(None))),
         Err(blocks) => Err(CallRefusal {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -302,22 +310,23 @@ async fn reset(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
     }
 }
 
-async fn hand_over(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
+async fn release_lease(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
     let faults = site.faults();
-    let is_cut_off = faults.no_kv_transfer || faults.crash_after_prefills.is_some();
+    let is_disabled = faults.no_kv_transfer || faults.crash_after_prefills.is_some();
     let object = CallReader::object(body)?;
     let engine = object.get("remote_engine_id").and_then(Value::as_str);
-    if is_cut_off || engine.is_some_and(|engine| engine != site.engine_id()) {
+    if is_disabled || engine.is_some_and(|engine| engine != site.engine_id()) {
         let message =
-            "nothing can be loaded: a fault asked so, or it was another engine's".to_owned();
+            "KV blocks cannot be loaded: disabled by a fault, or of another engine".to_owned();
         return Err(CallRefusal { status: StatusCode::SERVICE_UNAVAILABLE, message });
     }
     let name = object.get("remote_request_id").and_then(Value::as_str).unwrap_or_default();
     let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
-    let number =
-        number.ok_or_else(|| CallRefusal::bad("`remote_request_id` is none of this engine"))?;
-    match ask(site, |answer| DriverCommand::ReleaseLease(RequestId(number), answer)).await? {
-        true => Ok(whole(&json!({"handed_over": name}))),
+    let number = number
+        .ok_or_else(|| CallRefusal::bad("`remote_request_id` is not an id of this engine"))?;
+    let release = |reply| DriverCommand::ReleaseLease(RequestId(number), reply);
+    match query_driver(site, release).await? {
+        true => Ok(json_response(&json!({"handed_over": name}))),
         false => Err(CallRefusal {
             status: StatusCode::NOT_FOUND,
             message: format!(
@@ -329,21 +338,22 @@ async fn hand_over(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, 
 }
 
 async fn metrics_page(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
-    let report = ask(site, DriverCommand::Report).await?;
+    let report = query_driver(site, DriverCommand::Report).await?;
     let identity = EngineIdentity {
         model: site.model(),
         block_size: site.block_size(),
         started: site.started(),
     };
-    let mut response = Response::new(body(metrics::page(&identity, &report)));
+    let mut response =
+        Response::new(SimBody::Whole(Some(metrics::page(&identity, &report).into())));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
 }
 
 fn models(site: &EngineSite) -> Value {
-    let card = |(place, name): (usize, &String)| {
-        let parent = if place == 0 { Value::Null } else { json!(site.model()) };
+    let card = |(index, name): (usize, &String)| {
+        let parent = if index == 0 { Value::Null } else { json!(site.model()) };
         json!({
             "id": name,
             "object": "model",
@@ -358,47 +368,31 @@ fn models(site: &EngineSite) -> Value {
     json!({"object": "list", "data": cards})
 }
 
-/// A question to the engine's own task.
-async fn ask<T>(
+/// Sends a command to the engine's task and waits for the reply.
+async fn query_driver<T>(
     site: &EngineSite,
     command: impl FnOnce(oneshot::Sender<T>) -> DriverCommand,
 ) -> Result<T, CallRefusal> {
-    let (sender, answer) = oneshot::channel();
+    let (sender, reply) = oneshot::channel();
     let stopped = || CallRefusal {
         status: StatusCode::SERVICE_UNAVAILABLE,
         message: "the engine has stopped".to_owned(),
     };
     site.commands().send(command(sender)).map_err(|_| stopped())?;
-    answer.await.map_err(|_| stopped())
+    reply.await.map_err(|_| stopped())
 }
 
 fn too_large(error: &(dyn std::error::Error + Send + Sync)) -> CallRefusal {
-    let message = format!("the body cannot be read: {error}; at most {MOST_BODY_BYTES} bytes are");
+    let message = format!("cannot read the body: {error}; the limit is {MAX_BODY_BYTES} bytes");
     CallRefusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
 }
 
-fn refused(status: u16) -> Response<SimBody> {
+fn refuse_by_fault(status: u16) -> Response<SimBody> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
-    let message = "refused, as a fault asked".to_owned();
-    let mut response = refusal(&CallRefusal { status, message });
+    let message = "refused by the fault `refuse`".to_owned();
+    let mut response = error_response(&CallRefusal { status, message });
     if matches!(status.as_u16(), 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
-}
-
-pub(super) fn refusal(refusal: &CallRefusal) -> Response<SimBody> {
-    let mut response = whole(&refusal.body());
-    *response.status_mut() = refusal.status;
-    response
-}
-
-pub(super) fn whole(value: &Value) -> Response<SimBody> {
-    let mut response = Response::new(body(value.to_string()));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-fn body(text: String) -> SimBody {
-    SimBody::Whole(Some(Bytes::from(text)))
 }

@@ -1,6 +1,6 @@
-//! `/metrics` under vLLM's names.
+//! The `/metrics` page, with vLLM's metric names.
 
-use super::driver::DriverReport;
+use crate::engine::EngineLoad;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use std::time::Duration;
 const TTFT_SECONDS: [f64; 14] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0];
 
-/// What is counted from an engine's start.
+/// Counters since an engine's start.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineCounters {
     pub(super) prompt_tokens: u64,
     pub(super) generation_tokens: u64,
     ended: BTreeMap<&'static str, u64>,
-    /// First tokens by the smallest bound they keep to; the last is beyond all bounds.
+    /// First tokens by histogram bucket; the last bucket is unbounded.
     first_tokens: [u64; TTFT_SECONDS.len() + 1],
     first_token_seconds: f64,
 }
@@ -33,25 +33,32 @@ impl EngineCounters {
     }
 }
 
-/// What does not change while an engine runs.
+/// The load and the counters of an engine at one moment.
+pub(super) struct EngineReport {
+    pub(super) load: EngineLoad,
+    pub(super) counters: EngineCounters,
+}
+
+/// The constant labels of an engine.
 pub(super) struct EngineIdentity<'a> {
     pub(super) model: &'a str,
     pub(super) block_size: usize,
     pub(super) started: f64,
 }
 
-/// The page, in Prometheus' text format.
-pub(super) fn page(identity: &EngineIdentity<'_>, report: &DriverReport) -> String {
+/// Renders the page in Prometheus' text format.
+pub(super) fn page(identity: &EngineIdentity<'_>, report: &EngineReport) -> String {
     let mut page = EngineMetricsPage {
         text: String::new(),
         labels: format!("engine=\"0\",model_name={:?}", identity.model),
     };
-    let (load, counters) = (&report.load, &report.counters);
+    let load = &report.load;
+    let counters = &report.counters;
     let usage = load.used_blocks as f64 / load.total_blocks as f64;
     page.one("gauge", "vllm:num_requests_running", load.running as f64);
     page.one("gauge", "vllm:num_requests_waiting", load.waiting as f64);
     page.one("gauge", "vllm:kv_cache_usage_perc", usage);
-    page.one("counter", "vllm:prefix_cache_queries_total", load.asked_tokens as f64);
+    page.one("counter", "vllm:prefix_cache_queries_total", load.prompt_tokens as f64);
     page.one("counter", "vllm:prefix_cache_hits_total", load.hit_tokens as f64);
     page.one("counter", "vllm:num_preemptions_total", load.preemptions as f64);
     page.one("counter", "vllm:prompt_tokens_total", counters.prompt_tokens as f64);

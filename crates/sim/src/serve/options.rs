@@ -1,20 +1,20 @@
-//! How a served engine is set up.
+//! The configuration of a served engine.
 
 use super::faults::Faults;
 use super::text::TextError;
 use crate::engine::{EngineSettings, TokenReports};
 use crate::profile::EngineProfile;
+use crate::vllm_hash::{DEFAULT_SEED, VllmAlgorithm};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use wornpath_blocks::vllm::{DEFAULT_SEED, VllmAlgorithm};
 
 /// One engine behind a port.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// How fast it is.
+    /// The profile: speed and capacity.
     pub profile: EngineProfile,
-    /// How it is run. Every token is reported, whatever it says of that.
+    /// Block size, capacity and admission. `tokens` is ignored: every token is reported.
     pub settings: EngineSettings,
     /// Virtual seconds per real second.
     pub speed: f64,
@@ -24,20 +24,20 @@ pub struct EngineOptions {
     pub adapters: Vec<String>,
     /// The model's tokenizer directory; without one, bytes are tokens.
     pub tokenizer: Option<PathBuf>,
-    /// How blocks are named.
+    /// The hash function of its blocks: vLLM's `--prefix-caching-hash-algo`.
     pub hash_algorithm: VllmAlgorithm,
-    /// What the names start from: vLLM's `PYTHONHASHSEED`.
+    /// The seed of the hash function: vLLM's `PYTHONHASHSEED`.
     pub hash_seed: String,
-    /// Tokens of an answer that nothing cuts short.
+    /// Output tokens of a request that sets no limit.
     pub answer_tokens: usize,
-    /// The topic of its events; the convention is `kv@<address>@<model>`, which is what none means.
+    /// The topic of its events; `kv@<address>@<model>` if `None`.
     pub topic: Option<String>,
-    /// What it does wrong from the start.
+    /// The faults in force from the start.
     pub faults: Faults,
 }
 
 impl EngineOptions {
-    /// A healthy engine in real time, as a profile describes it.
+    /// A healthy engine in real time, with the capacity of its profile.
     #[must_use]
     pub fn new(profile: EngineProfile) -> Self {
         Self {
@@ -56,10 +56,10 @@ impl EngineOptions {
     }
 }
 
-/// Where an engine listens; port 0 is any free one.
+/// The addresses that an engine listens at; port 0 is any free one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Addresses {
-    /// The OpenAI interface.
+    /// Inference requests and metrics (HTTP).
     pub http: SocketAddr,
     /// Cache events (ZeroMQ PUB).
     pub events: SocketAddr,
@@ -67,22 +67,22 @@ pub struct Addresses {
     pub replay: SocketAddr,
 }
 
-/// An engine that cannot be started.
+/// Why an engine cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineServeError {
-    /// An address cannot be had.
+    /// An address cannot be bound.
     #[error(
         "cannot listen at {address} for {what}: {cause}; choose another port, or 0 for any free one"
     )]
     Bind {
-        /// What was to be served there.
+        /// The purpose of the port.
         what: &'static str,
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The tokenizer directory is not usable.
+    /// The tokenizer directory cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
 }

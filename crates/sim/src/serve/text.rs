@@ -1,11 +1,12 @@
-//! Prompts to tokens, and answers out of nothing.
+//! Tokenization of prompts, and generation of text without a model.
 //!
-//! With a model's tokenizer directory, prompts become the very tokens that an engine with that model would
-//! see. Without one, every byte of text is a token and a chat is rendered as `<|role|>` lines: no real
-//! model does that, but prefixes behave the same.
+//! With a model's tokenizer directory, prompts become exactly the tokens that an engine with that
+//! model sees. Without one, every byte of text is a token and a chat is rendered as `<|role|>`
+//! lines: no real model does that, but prefixes behave the same.
 //!
-//! Answers are plain words, chosen by a hash of the prompt, so equal prompts get equal answers. Every
-//! word is one token, so that an answer sent back as part of the next prompt gives the same tokens again.
+//! Generated text consists of plain words, chosen by a hash of the prompt, so equal prompts get
+//! equal answers. Every word is one token, so that an answer sent back as part of the next prompt
+//! gives the same tokens again.
 
 use super::clock::unix_seconds;
 use serde_json::{Map, Value};
@@ -16,41 +17,41 @@ use wornpath_blocks::{Framing, Tokenizer};
 const WORDS: &str = "the of and to in is that for it was on are as with they at be this have from or one \
     had by word but not what all were we when your can said there use an each which she do how their if";
 
-/// A tokenizer directory that cannot be used.
+/// Why a tokenizer directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file cannot be read.
     #[error("{}: {cause}; a tokenizer directory holds tokenizer.json and tokenizer_config.json", file.display())]
     File {
-        /// Which.
+        /// The path of the file.
         file: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file has invalid content.
     #[error("{0}")]
     Unusable(String),
-    /// No answer can be made of it.
+    /// The tokenizer has no token for any common word, so no text can be generated.
     #[error("{}: no common English word is a single token; use another tokenizer", .0.display())]
     NoWords(PathBuf),
 }
 
-/// How one engine reads and writes text.
+/// The tokenizer and the text generator of an engine.
 pub(super) enum TextModel {
     /// A token is a byte.
     Bytes,
-    /// A model's own tokens.
+    /// A model's own tokenizer.
     Model(Box<ServedText>),
 }
 
 pub(super) struct ServedText {
     tokenizer: Tokenizer,
-    /// Chats are refused without one, as engines do.
+    /// Without one, chats are refused, as engines do.
     template: Option<ChatTemplate>,
     words: Vec<(u32, &'static str)>,
 }
 
-/// What an engine answers.
+/// Generated text.
 pub(super) struct GeneratedText {
     pub(super) tokens: Vec<u32>,
     /// The text of each token.
@@ -58,7 +59,7 @@ pub(super) struct GeneratedText {
 }
 
 impl TextModel {
-    /// Reads a model's tokenizer directory.
+    /// Loads a model's tokenizer directory.
     pub(super) fn load(directory: &Path) -> Result<Self, TextError> {
         let read = |name: &str| {
             let file = directory.join(name);
@@ -97,36 +98,36 @@ impl TextModel {
         }
     }
 
-    /// An answer of `length` tokens that depends on the prompt alone.
-    pub(super) fn answer(&self, prompt: &[u32], length: usize) -> GeneratedText {
+    /// Generates `length` tokens that depend only on the prompt.
+    pub(super) fn generate(&self, prompt: &[u32], length: usize) -> GeneratedText {
         let mut seed = prompt
             .iter()
             .fold(0x9E37_79B9_7F4A_7C15_u64, |seed, token| mix(seed ^ u64::from(*token)));
-        let mut answer = GeneratedText {
+        let mut generated = GeneratedText {
             tokens: Vec::with_capacity(length),
             pieces: Vec::with_capacity(length),
         };
         let all: Vec<_> = WORDS.split_whitespace().collect();
-        while answer.tokens.len() < length {
+        while generated.tokens.len() < length {
             seed = mix(seed);
             match self {
                 Self::Bytes => {
                     let word = all[(seed % all.len() as u64) as usize];
                     for letter in std::iter::once(' ').chain(word.chars()) {
-                        if answer.tokens.len() < length {
-                            answer.tokens.push(u32::from(letter));
-                            answer.pieces.push(letter.to_string());
+                        if generated.tokens.len() < length {
+                            generated.tokens.push(u32::from(letter));
+                            generated.pieces.push(letter.to_string());
                         }
                     }
                 }
                 Self::Model(model) => {
                     let (token, word) = model.words[(seed % model.words.len() as u64) as usize];
-                    answer.tokens.push(token);
-                    answer.pieces.push(format!(" {word}"));
+                    generated.tokens.push(token);
+                    generated.pieces.push(format!(" {word}"));
                 }
             }
         }
-        answer
+        generated
     }
 }
 
@@ -150,13 +151,14 @@ impl ServedText {
         match rendered.extent {
             Extent::Whole => self.encode(&rendered.text, Framing::Bare),
             Extent::BeforePart => {
-                Err("this engine reads text only; a message has another part".to_owned())
+                Err("this engine accepts text only; a message has a part of another type"
+                    .to_owned())
             }
         }
     }
 }
 
-/// A chat without a template.
+/// Renders a chat without a template.
 fn plain_chat(messages: &[Value]) -> Result<String, String> {
     let mut text = String::new();
     for message in messages {
@@ -168,9 +170,9 @@ fn plain_chat(messages: &[Value]) -> Result<String, String> {
             Value::Array(parts) => {
                 for part in parts {
                     let part = part["text"].as_str();
-                    text.push_str(
-                        part.ok_or("this engine reads text only; a message has another part")?,
-                    );
+                    text.push_str(part.ok_or(
+                        "this engine accepts text only; a message has a part of another type",
+                    )?);
                 }
             }
             _ => return Err("`content` must be a string, an array of parts or null".to_owned()),
@@ -190,7 +192,7 @@ fn one_token_words(tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
     WORDS.split_whitespace().filter_map(one).collect()
 }
 
-/// Splitmix64: enough to choose words.
+/// SplitMix64.
 pub(super) fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -208,12 +210,12 @@ mod tests {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../blocks/tests/models/tiny-llama");
         for text in [TextModel::Bytes, TextModel::load(&tiny).unwrap()] {
             let prompt = text.prompt("once upon a time").unwrap();
-            let answer = text.answer(&prompt, 40);
+            let answer = text.generate(&prompt, 40);
             assert_eq!((answer.tokens.len(), answer.pieces.len()), (40, 40));
             let again =
                 text.prompt(&format!("once upon a time{}", answer.pieces.concat())).unwrap();
             assert_eq!(again, [prompt.clone(), answer.tokens].concat());
-            assert_eq!(text.answer(&prompt, 40).pieces, answer.pieces);
+            assert_eq!(text.generate(&prompt, 40).pieces, answer.pieces);
         }
     }
 
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_named_with_what_belongs_there() {
+    fn a_missing_directory_is_refused_with_the_files_it_needs() {
         let error = TextModel::load(Path::new("nowhere")).err().unwrap().to_string();
         assert!(error.starts_with("nowhere/tokenizer.json: "), "{error}");
         assert!(error.contains("tokenizer_config.json"), "{error}");

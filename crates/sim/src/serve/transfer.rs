@@ -1,40 +1,41 @@
-//! How the prompt's key/value vectors come from a prefill engine to a decode engine.
+//! The KV transfer from a prefill engine to a decode engine.
 //!
-//! Only the agreement is real, the vectors are not: the decode engine asks the prefill engine, at the
-//! address that came with the request, for the blocks it leased. As unkind as vLLM: if the prefill engine is dead or another
-//! one by now, the load fails, and with it the request ([`unloaded`](super::unloaded)); if only the lease has ended, it
-//! reads blocks that hold something else by now, and answers 200 with wrong text.
+//! Only the protocol is real, no vectors are sent: the decode engine requests the leased blocks
+//! from the prefill engine at the address in `kv_transfer_params`. It fails as vLLM does: if the
+//! prefill engine is down or another one has its address, the load fails, and with it the request
+//! ([`load_failure`](super::load_failure)); if only the lease has expired, the decode engine reads
+//! blocks with other content, and answers 200 with wrong text.
 
 use super::call::Remote;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Where a prefill engine is asked for leased blocks.
+/// The path at which a prefill engine serves leased blocks.
 pub(super) const PATH: &str = "/wornpath/kv_transfer";
 
-/// What a decode engine got.
+/// The result of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fetched {
     /// The blocks of the prompt.
     Prompt,
-    /// Blocks that hold something else by now.
-    SomethingElse,
-    /// Nothing: the load failed.
-    Nothing,
+    /// Blocks with other content: the lease has expired.
+    Stale,
+    /// No blocks: the load failed.
+    Failed,
 }
 
 /// Fetches a prompt's blocks.
 pub(super) async fn fetch(remote: &Remote) -> Fetched {
-    match ask(remote).await {
+    match post(remote).await {
         Ok(status) if status.starts_with("HTTP/1.1 200") => Fetched::Prompt,
-        Ok(status) if status.starts_with("HTTP/1.1 404") => Fetched::SomethingElse,
-        Ok(_) | Err(_) => Fetched::Nothing,
+        Ok(status) if status.starts_with("HTTP/1.1 404") => Fetched::Stale,
+        Ok(_) | Err(_) => Fetched::Failed,
     }
 }
 
-/// One small exchange, which needs no client library.
-async fn ask(remote: &Remote) -> std::io::Result<String> {
+/// Sends one small request, which needs no client library.
+async fn post(remote: &Remote) -> std::io::Result<String> {
     let mut stream = TcpStream::connect((remote.host.as_str(), remote.port)).await?;
     let body = json!({"remote_request_id": remote.request, "remote_engine_id": remote.engine});
     let body = body.to_string();
@@ -46,7 +47,7 @@ async fn ask(remote: &Remote) -> std::io::Result<String> {
     );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(4096).read_to_end(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    let mut response = Vec::new();
+    stream.take(4096).read_to_end(&mut response).await?;
+    Ok(String::from_utf8_lossy(&response).into_owned())
 }

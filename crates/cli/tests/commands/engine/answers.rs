@@ -193,7 +193,7 @@ fn a_wrong_request_is_answered_with_what_is_wrong() {
     assert_eq!(refusal(r#"{"model": "other", "prompt": "a"}"#).0, 404);
     let (status, message) = refusal(&json!({"prompt": "a".repeat(200)}).to_string());
     assert_eq!(status, 400);
-    assert!(message.contains("216 tokens; this engine holds 160"), "{message}");
+    assert!(message.contains("216 tokens; this engine's KV cache holds 160"), "{message}");
     assert_eq!(served.get(0, "/v2/nothing").status, 404);
 }
 
@@ -371,8 +371,10 @@ fn wrong_arguments_are_refused_with_the_cure() {
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(refusal(&["--profile", "9b"]).contains("built in are 8b-h200"));
-    assert!(refusal(&["--profile", "none.json"]).contains("cannot read engine profile none.json"));
+    assert!(refusal(&["--profile", "9b"]).contains("available: 8b-h200"));
+    assert!(
+        refusal(&["--profile", "none.json"]).contains("cannot read the engine profile none.json")
+    );
     assert!(refusal(&["--fault", "explode"]).contains("unknown field `explode`"));
     assert!(refusal(&["--speed", "0"]).contains("from 0.001"));
     assert!(refusal(&["--tokenizer", "nowhere"]).contains("nowhere/tokenizer.json"));

@@ -1,14 +1,14 @@
-//! How an act is said: the event with its lists.
+//! The events of an operation, with their lists.
 
 use wornpath_blocks::ContentHash;
 use wornpath_index::{
     CacheEvent, Content, EngineHash, Location, Parent, PodId, StoredBlocks, Tier,
 };
 
-use super::model::{Act, NODES, Name, Node, ROOT, block, content, parent};
+use super::model::{CacheOp, NODES, Name, Node, ROOT, block, content, parent};
 
-/// The lists of an event.
-pub(super) struct Said {
+/// An event that owns its lists.
+pub(super) struct OwnedEvent {
     form: Form,
     tier: Tier,
     names: Vec<EngineHash>,
@@ -24,35 +24,35 @@ enum Form {
     Cleared,
 }
 
-impl Said {
-    pub(super) fn of(act: &Act, pod: PodId) -> Self {
+impl OwnedEvent {
+    pub(super) fn of(op: &CacheOp, pod: PodId) -> Self {
         let names = |name, nodes: &[Node]| nodes.iter().map(|n| engine(pod, *n, name)).collect();
-        let (form, tier, names, nodes) = match act {
-            Act::Store { tier, name: Name::Native, nodes } => {
+        let (form, tier, names, nodes) = match op {
+            CacheOp::Store { tier, name: Name::Native, nodes } => {
                 (Form::Native, *tier, names(Name::Native, nodes), &[][..])
             }
-            Act::Store { tier, name, nodes } => {
+            CacheOp::Store { tier, name, nodes } => {
                 let before = nodes.first().and_then(|node| parent(*node));
                 let parent = before
                     .map_or(Parent::Root(ROOT), |node| Parent::Block(engine(pod, node, *name)));
                 (Form::Chained(parent), *tier, names(*name, nodes), &nodes[..])
             }
-            Act::Mention { tier, nodes } => {
+            CacheOp::StoreNamed { tier, nodes } => {
                 (Form::Named, *tier, names(Name::First, nodes), &[][..])
             }
-            Act::Remove { tier, name, nodes } => {
+            CacheOp::Remove { tier, name, nodes } => {
                 (Form::Removed, *tier, names(*name, nodes), &[][..])
             }
-            Act::Clear => (Form::Cleared, Tier::Gpu, vec![], &[][..]),
-            Act::Wild(bytes) => return Self::wild(bytes, pod),
+            CacheOp::Clear => (Form::Cleared, Tier::Gpu, vec![], &[][..]),
+            CacheOp::Arbitrary(bytes) => return Self::arbitrary(bytes, pod),
         };
         let contents = nodes.iter().map(|node| content(*node)).collect();
         Self { form, tier, names, contents, locations: vec![] }
     }
 
     /// Names of nodes or of nothing, parents and contents of any node, several contents to a name,
-    /// lists of lengths that do not fit.
-    fn wild(bytes: &[u8], pod: PodId) -> Self {
+    /// lists of lengths that do not match.
+    fn arbitrary(bytes: &[u8], pod: PodId) -> Self {
         let at = |position: usize| usize::from(bytes[position]);
         let name = |value: usize| match value % 4 {
             0 => EngineHash(value as u64 % 16),
@@ -68,8 +68,8 @@ impl Said {
         };
         let length = 1 + at(2) % 4;
         let names: Vec<_> = (0..length).map(|more| name(at(3) + more * at(4))).collect();
-        let fitting = length * (1 + at(5) % 3);
-        let contents = if at(6).is_multiple_of(8) { fitting + 1 } else { fitting };
+        let matching = length * (1 + at(5) % 3);
+        let contents = if at(6).is_multiple_of(8) { matching + 1 } else { matching };
         let contents = (0..contents).map(|more| content((at(7) + more) % NODES)).collect();
         let located = [0, 0, length, 1][at(8) % 4];
         let location = |offset| Location { offset, length: 1, device: 0 };
@@ -89,7 +89,7 @@ impl Said {
         }
     }
 
-    /// The event if it stores.
+    /// The stored blocks, if the event stores.
     pub(super) fn stored(&self) -> Option<StoredBlocks<'_>> {
         match self.event() {
             CacheEvent::Stored(stored) => Some(stored),

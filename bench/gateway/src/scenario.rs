@@ -1,4 +1,4 @@
-//! The situations that everybody is measured in.
+//! The scenarios in which every contestant is measured.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use crate::engine::Pace;
 use crate::load::Window;
 use crate::prompts::Delivery;
 
-/// One situation.
+/// Size of the prompt, kind of answer, number of connections and pace of the engines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cell {
+pub(crate) struct Scenario {
     pub(crate) bytes: usize,
     pub(crate) delivery: Delivery,
     pub(crate) connections: usize,
     pub(crate) pace: Pace,
 }
 
-impl Cell {
-    /// All of them.
+impl Scenario {
+    /// All scenarios.
     pub(crate) fn all() -> Vec<Self> {
-        let mut cells = Vec::new();
+        let mut scenarios = Vec::new();
         for bytes in [1024, 32_768] {
             for delivery in [Delivery::Whole, Delivery::Stream] {
                 for connections in [1, 32] {
-                    cells.push(Self { bytes, delivery, connections, pace: Pace::NONE });
+                    scenarios.push(Self { bytes, delivery, connections, pace: Pace::NONE });
                 }
             }
         }
         let delivery = Delivery::Stream;
-        cells.push(Self { bytes: 1024, delivery, connections: 64, pace: Pace::ENGINE });
-        cells
+        scenarios.push(Self { bytes: 1024, delivery, connections: 64, pace: Pace::ENGINE });
+        scenarios
     }
 
     pub(crate) const fn is_paced(&self) -> bool {
         !self.pace.first.is_zero()
     }
 
-    /// Whether answers come in one piece.
+    /// Whether answers are not streamed.
     pub(crate) const fn is_whole(&self) -> bool {
         matches!(self.delivery, Delivery::Whole)
     }
@@ -53,7 +53,7 @@ impl Cell {
         format!("{kilobytes} KB, {delivery}, {connections} connection{plural}")
     }
 
-    /// Whether it says anything about this contestant that another cell does not.
+    /// Whether this contestant is measured in it: with 256 pods only one of the scenarios is.
     pub(crate) const fn is_for(&self, kind: Kind) -> bool {
         match kind {
             Kind::ManyPods => self.bytes == 1024 && self.is_whole(),
@@ -61,7 +61,7 @@ impl Cell {
         }
     }
 
-    /// A paced stream takes 175 ms, so it needs longer.
+    /// The times of a measurement. A paced stream takes 175 ms, so it needs longer.
     pub(crate) fn window(&self, measured: Duration) -> Window {
         if self.is_paced() {
             return Window { warm: Duration::from_millis(400), measured: measured * 3 };

@@ -1,5 +1,5 @@
-//! What carries cache events: ZeroMQ's own protocol, reports over gRPC, and the list of an engine's publishers. What
-//! Redis, NATS and Kafka carry is an envelope each, which `wire` has.
+//! Transports of cache events: the ZeroMQ protocol, gRPC reports, and the list of an engine's
+//! publishers. Redis, NATS and Kafka carry envelopes, which `wire` covers.
 
 use crate::wire::translate;
 use prost::Message as _;
@@ -9,7 +9,7 @@ use wornpath_events::wire::{WireBatch, WireLimits, WireMessage, decode};
 use wornpath_events::zmtp::{SocketKind, ZmtpConnection};
 use wornpath_events::{SourceMessage, ZmqAddress};
 
-/// All bytes that a peer sends over one connection; the first says which socket we are.
+/// All bytes that a peer sends over one connection; the first chooses our socket type.
 pub fn zmtp_stream(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let own = [SocketKind::Sub, SocketKind::Dealer, SocketKind::Router, SocketKind::Pub]
@@ -19,7 +19,7 @@ pub fn zmtp_stream(bytes: &[u8]) {
         let stream = join(bytes, sink());
         let Ok(mut connection) = ZmtpConnection::handshake(stream, own).await else { return };
         let mut batch = WireBatch::default();
-        // Ends, since a stream that has ended is an error.
+        // Terminates: the end of the stream is an error.
         while let Ok(frames) = connection.receive().await {
             let Ok(WireMessage::Batch { payload, .. }) = WireMessage::parse(&frames) else {
                 continue;
@@ -31,7 +31,7 @@ pub fn zmtp_stream(bytes: &[u8]) {
     });
 }
 
-/// One report of a stream: what is read is written again as it was meant.
+/// A gRPC report: a report that decodes is equal after encoding and decoding it again.
 pub fn grpc_report(bytes: &[u8]) {
     let Ok(report) = PushReport::decode(bytes) else { return };
     let again = PushReport::decode(&report.encode_to_vec()[..]).expect("what we encode, we decode");
@@ -43,7 +43,7 @@ pub fn grpc_report(bytes: &[u8]) {
     }
 }
 
-/// An engine's answer to `GET /kv_event_sources`: what is listed can be written down and read again.
+/// An engine's answer to `GET /kv_event_sources`: every listed address has a port.
 pub fn event_sources(json: &[u8]) {
     let Ok(listed) = ZmqAddress::listed(json, "10.0.0.1") else { return };
     for address in listed.values() {

@@ -1,7 +1,8 @@
-//! A reverse proxy of hyper's server and client and nothing else: pods in turn, no pool but one connection to
-//! each pod for every client, no headers changed but `host`. What it costs, every proxy on hyper costs.
+//! A reverse proxy of hyper's server and client and nothing else: round-robin, one connection to
+//! each pod for every client, only the header `host` is changed. Its cost is the floor of every
+//! proxy on hyper.
 //!
-//! As in the gateway, whoever answers a client also drives the connection to the pod.
+//! As in the gateway, the task that answers a client also drives the connection to the pod.
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -26,16 +27,16 @@ use tokio::task::LocalSet;
 type Driver = client::Connection<TokioIo<TcpStream>, Full<Bytes>>;
 
 /// A connection to a pod.
-struct Line {
+struct PodConnection {
     sender: SendRequest<Full<Bytes>>,
     driver: Driver,
 }
 
-/// One client's connections, one for each pod, and whose turn it is.
-struct Lines {
+/// One client's connections, one for each pod, and the next pod.
+struct Upstreams {
     pods: Rc<[SocketAddr]>,
-    idle: RefCell<Vec<Option<Line>>>,
-    turn: RefCell<usize>,
+    idle: RefCell<Vec<Option<PodConnection>>>,
+    next: RefCell<usize>,
 }
 
 /// Listens at a free port with a thread for each core, and forwards.
@@ -66,37 +67,37 @@ async fn accept(listener: std::net::TcpListener, pods: Rc<[SocketAddr]>) -> anyh
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let idle = RefCell::new((0..pods.len()).map(|_| None).collect());
-        let lines = Rc::new(Lines { pods: Rc::clone(&pods), idle, turn: RefCell::new(0) });
+        let upstreams = Rc::new(Upstreams { pods: Rc::clone(&pods), idle, next: RefCell::new(0) });
         tokio::task::spawn_local(async move {
-            let service = service_fn(|request| forward(Rc::clone(&lines), request));
-            // A connection that breaks is its client's affair.
+            let service = service_fn(|request| forward(Rc::clone(&upstreams), request));
+            // The client notices a broken connection itself.
             let _ = server::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
 async fn forward(
-    lines: Rc<Lines>,
+    upstreams: Rc<Upstreams>,
     request: Request<Incoming>,
 ) -> Result<Response<Relay>, anyhow::Error> {
-    let turn = lines.turn.replace_with(|turn| (*turn + 1) % lines.pods.len());
+    let pod = upstreams.next.replace_with(|next| (*next + 1) % upstreams.pods.len());
     let (mut head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     head.headers.remove(CONTENT_LENGTH);
     head.headers.remove(TRANSFER_ENCODING);
     head.headers.insert(HOST, HeaderValue::from_static("pod"));
-    let taken = lines.idle.borrow_mut()[turn].take();
-    let mut line = match taken {
-        Some(line) => line,
+    let idle = upstreams.idle.borrow_mut()[pod].take();
+    let mut connection = match idle {
+        Some(connection) => connection,
         None => {
-            let stream = TcpStream::connect(lines.pods[turn]).await?;
+            let stream = TcpStream::connect(upstreams.pods[pod]).await?;
             stream.set_nodelay(true)?;
             let (sender, driver) = client::handshake(TokioIo::new(stream)).await?;
-            Line { sender, driver }
+            PodConnection { sender, driver }
         }
     };
     let response = {
-        let Line { sender, driver } = &mut line;
+        let PodConnection { sender, driver } = &mut connection;
         let mut response = pin!(sender.send_request(Request::from_parts(head, Full::new(body))));
         poll_fn(|context| {
             let _ = Pin::new(&mut *driver).poll(context);
@@ -105,23 +106,23 @@ async fn forward(
         .await?
     };
     let (head, incoming) = response.into_parts();
-    Ok(Response::from_parts(head, Relay { incoming, line: Some(line), lines, turn }))
+    Ok(Response::from_parts(head, Relay { incoming, connection: Some(connection), upstreams, pod }))
 }
 
-/// An answer under way.
+/// A response body in flight.
 struct Relay {
     incoming: Incoming,
-    line: Option<Line>,
-    lines: Rc<Lines>,
-    turn: usize,
+    connection: Option<PodConnection>,
+    upstreams: Rc<Upstreams>,
+    pod: usize,
 }
 
 impl Relay {
     fn end(&mut self) {
-        if let Some(mut line) = self.line.take() {
-            let _ = Pin::new(&mut line.driver).poll(&mut Waking::from_waker(Waker::noop()));
-            if line.sender.is_ready() {
-                self.lines.idle.borrow_mut()[self.turn] = Some(line);
+        if let Some(mut connection) = self.connection.take() {
+            let _ = Pin::new(&mut connection.driver).poll(&mut Waking::from_waker(Waker::noop()));
+            if connection.sender.is_ready() {
+                self.upstreams.idle.borrow_mut()[self.pod] = Some(connection);
             }
         }
     }
@@ -135,13 +136,13 @@ impl Body for Relay {
         mut self: Pin<&mut Self>,
         context: &mut Waking<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let mut asleep = Waking::from_waker(Waker::noop());
-        let mut frame = Pin::new(&mut self.incoming).poll_frame(&mut asleep);
+        let mut no_waker = Waking::from_waker(Waker::noop());
+        let mut frame = Pin::new(&mut self.incoming).poll_frame(&mut no_waker);
         if frame.is_pending()
-            && let Some(line) = &mut self.line
+            && let Some(connection) = &mut self.connection
         {
-            let _ = Pin::new(&mut line.driver).poll(context);
-            frame = Pin::new(&mut self.incoming).poll_frame(&mut asleep);
+            let _ = Pin::new(&mut connection.driver).poll(context);
+            frame = Pin::new(&mut self.incoming).poll_frame(&mut no_waker);
         }
         if matches!(frame, Poll::Ready(None)) || self.incoming.is_end_stream() {
             self.end();

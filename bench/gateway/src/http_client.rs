@@ -1,4 +1,4 @@
-//! One request and its answer over a raw connection, with the times that matter.
+//! A minimal HTTP client over a raw connection that measures times.
 
 use anyhow::{Context, bail, ensure};
 use std::net::SocketAddr;
@@ -10,7 +10,14 @@ use crate::clock::nanos;
 use crate::engine::head_end;
 
 /// Longer than any answer takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// When the engine sent a token and when the client received it, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenTimes {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+}
 
 /// A client's connection.
 pub(crate) struct Client {
@@ -18,7 +25,7 @@ pub(crate) struct Client {
     buffer: Vec<u8>,
 }
 
-/// How long an answer took.
+/// The times of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     /// Until the first byte of its body.
@@ -35,28 +42,30 @@ impl Client {
     }
 
     /// Sends a request and reads its answer to the end.
-    pub(crate) async fn ask(&mut self, request: &[u8]) -> anyhow::Result<Times> {
-        self.watch(request, |_| {}).await
+    pub(crate) async fn request(&mut self, request: &[u8]) -> anyhow::Result<Times> {
+        self.request_timed(request, |_| {}).await
     }
 
-    /// Like `ask`; `token` learns of each token when the engine sent it and when it was here, in nanoseconds.
-    pub(crate) async fn watch(
+    /// Like `request`, and calls `token` with the times of each token.
+    pub(crate) async fn request_timed(
         &mut self,
         request: &[u8],
-        token: impl FnMut((u64, u64)),
+        token: impl FnMut(TokenTimes),
     ) -> anyhow::Result<Times> {
-        tokio::time::timeout(PATIENCE, self.exchange(request, token)).await.context("no answer")?
+        tokio::time::timeout(TIMEOUT, self.exchange(request, token)).await.context("no answer")?
     }
 
     async fn exchange(
         &mut self,
         request: &[u8],
-        mut token: impl FnMut((u64, u64)),
+        mut token: impl FnMut(TokenTimes),
     ) -> anyhow::Result<Times> {
         let started = Instant::now();
         self.stream.write_all(request).await?;
         self.buffer.clear();
-        let (mut first, mut body, mut length) = (None, 0, None);
+        let mut first = None;
+        let mut body = 0;
+        let mut length = None;
         let mut stamped = 0;
         loop {
             ensure!(self.stream.read_buf(&mut self.buffer).await? > 0, "the connection was closed");
@@ -72,7 +81,7 @@ impl Client {
                 first = Some(started.elapsed());
             }
             if length.is_none() {
-                stamped = stamps(&self.buffer, stamped, &mut token);
+                stamped = report_tokens(&self.buffer, stamped, &mut token);
             }
             let is_whole = match length {
                 Some(length) => self.buffer.len() >= body + length,
@@ -81,7 +90,7 @@ impl Client {
             if !is_whole {
                 continue;
             }
-            if length.is_none() && !ends_well(&self.buffer) {
+            if length.is_none() && !has_done_event(&self.buffer) {
                 bail!("the stream ended without its last event");
             }
             let total = started.elapsed();
@@ -98,23 +107,24 @@ fn content_length(head: &str) -> Option<usize> {
     head.split("\r\n").find_map(named)
 }
 
-/// Whether `[DONE]` stands near the end; chunk sizes may stand after it.
-fn ends_well(answer: &[u8]) -> bool {
+/// Whether `[DONE]` is near the end; chunk sizes may follow it.
+fn has_done_event(answer: &[u8]) -> bool {
     let tail = &answer[answer.len().saturating_sub(64)..];
     tail.windows(6).any(|window| window == b"[DONE]")
 }
 
-/// Reports the time stamps that came since `from`; returns where to go on.
-fn stamps(answer: &[u8], from: usize, token: &mut impl FnMut((u64, u64))) -> usize {
+/// Reports the tokens that arrived since position `from`; returns the position to continue at.
+fn report_tokens(answer: &[u8], from: usize, token: &mut impl FnMut(TokenTimes)) -> usize {
     const MARK: &[u8] = b"chatcmpl-";
     const DIGITS: usize = 20;
-    let (now, mut at) = (nanos(), from);
+    let received = nanos();
+    let mut at = from;
     while let Some(found) = answer[at..].windows(MARK.len()).position(|window| window == MARK) {
         let start = at + found + MARK.len();
         let Some(digits) = answer.get(start..start + DIGITS) else { return at + found };
         let sent = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u64>().ok());
         if let Some(sent) = sent {
-            token((sent, now));
+            token(TokenTimes { sent, received });
         }
         at = start + DIGITS;
     }

@@ -1,7 +1,6 @@
-//! The same answer in the words of OpenAI's responses: an object that is whole, or comes about in events.
+//! OpenAI's responses API: an answer as one object, or as numbered events.
 
-use super::dialect::named;
-use super::response::AnswerScript;
+use super::{AnswerScript, push_named_event};
 use serde_json::{Value, json};
 
 /// Events before the first piece of text.
@@ -10,12 +9,13 @@ const OPENING: usize = 4;
 impl AnswerScript {
     /// The whole answer.
     pub(super) fn response(&self, cached_tokens: usize) -> Value {
-        let (prompt, output) = (self.call.prompt.len(), self.pieces.len());
+        let prompt = self.call.prompt.len();
+        let output = self.pieces.len();
         let mut response = self.empty_response("completed");
         response["output"] = json!([self.response_item("completed", &[self.response_text()])]);
         response["usage"] = json!({
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self.told_cached(cached_tokens)},
+            "input_tokens_details": {"cached_tokens": self.reported_cached_tokens(cached_tokens)},
             "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + output,
         });
@@ -26,27 +26,29 @@ impl AnswerScript {
     pub(super) fn response_chunk(&self, index: usize, out: &mut Vec<u8>) {
         if index == 0 {
             self.response_beginning(out);
-            let (item, part) = (self.response_item("in_progress", &[]), self.response_part(""));
+            let item = self.response_item("in_progress", &[]);
+            let part = self.response_part("");
             let opening = [
                 ("response.output_item.added", json!({"output_index": 0, "item": item})),
                 ("response.content_part.added", self.in_text(json!({"part": part}))),
             ];
-            numbered(OPENING - opening.len(), opening, out);
+            push_numbered(OPENING - opening.len(), opening, out);
         }
         let delta = self.in_text(json!({"delta": self.pieces[index], "logprobs": []}));
-        numbered(OPENING + index, [("response.output_text.delta", delta)], out);
+        push_numbered(OPENING + index, [("response.output_text.delta", delta)], out);
     }
 
     /// The events before any work is done.
-    pub(super) fn response_beginning(&self, out: &mut Vec<u8>) {
+    pub(in crate::serve) fn response_beginning(&self, out: &mut Vec<u8>) {
         let begun = json!({"response": self.empty_response("in_progress")});
         let all = [("response.created", begun.clone()), ("response.in_progress", begun)];
-        numbered(0, all, out);
+        push_numbered(0, all, out);
     }
 
     /// The events after the last token.
     pub(super) fn response_ending(&self, cached_tokens: usize, out: &mut Vec<u8>) {
-        let (part, text) = (self.response_text(), self.text());
+        let part = self.response_text();
+        let text = self.text();
         let item = self.response_item("completed", std::slice::from_ref(&part));
         let ending = [
             ("response.output_text.done", self.in_text(json!({"text": text, "logprobs": []}))),
@@ -54,7 +56,7 @@ impl AnswerScript {
             ("response.output_item.done", json!({"output_index": 0, "item": item})),
             ("response.completed", json!({"response": self.response(cached_tokens)})),
         ];
-        numbered(OPENING + self.pieces.len(), ending, out);
+        push_numbered(OPENING + self.pieces.len(), ending, out);
     }
 
     fn empty_response(&self, status: &str) -> Value {
@@ -80,7 +82,7 @@ impl AnswerScript {
         json!({"type": "output_text", "text": text, "annotations": []})
     }
 
-    /// Something about the only part of the only item.
+    /// Adds the position of the only part of the only item.
     fn in_text(&self, mut event: Value) -> Value {
         event["item_id"] = json!(self.item_id());
         event["output_index"] = json!(0);
@@ -93,11 +95,11 @@ impl AnswerScript {
     }
 }
 
-/// Events in a row, each with its name and number.
-fn numbered<const N: usize>(first: usize, events: [(&str, Value); N], out: &mut Vec<u8>) {
+/// Appends events with their names and consecutive sequence numbers.
+fn push_numbered<const N: usize>(first: usize, events: [(&str, Value); N], out: &mut Vec<u8>) {
     for (number, (name, mut event)) in (first..).zip(events) {
         event["type"] = json!(name);
         event["sequence_number"] = json!(number);
-        named(&event, out);
+        push_named_event(&event, out);
     }
 }

@@ -1,13 +1,13 @@
-//! The end of a step: tokens come out, full blocks enter the cache, requests end.
+//! The end of a step: tokens are reported, full blocks enter the cache, requests finish.
 
 use super::sequence::SequenceSlot;
-use super::{SimEngine, TokenReports};
+use super::{Lease, SimEngine, TokenReports};
 use crate::request::{Output, RequestId, SimOutcome};
 use std::ops::Range;
 use std::sync::Arc;
 use wornpath_index::{EngineHash, Tier};
 
-/// Blocks of a chain that have just been filled.
+/// A run of blocks of a chain that have just been filled.
 struct StoredRun {
     request: RequestId,
     chain: Arc<[EngineHash]>,
@@ -21,15 +21,15 @@ impl StoredRun {
 }
 
 impl SimEngine {
-    /// Counts what the step has computed.
-    pub(super) fn settle(&mut self, outputs: &mut Vec<Output>) {
+    /// Applies what the step has computed.
+    pub(super) fn end_step(&mut self, outputs: &mut Vec<Output>) {
         if self.decoding.len() > 0 {
-            self.decoding.pass_step();
+            self.decoding.advance_step();
             if self.settings.tokens == TokenReports::Each {
                 self.report_tokens(outputs);
             }
             while let Some(slot) = self.decoding.pop_due() {
-                self.look_at(slot, outputs);
+                self.finish_or_grow(slot, outputs);
             }
         }
         for chunk in std::mem::take(&mut self.chunks) {
@@ -51,24 +51,25 @@ impl SimEngine {
         }
     }
 
-    /// A decoding sequence has all its tokens, or its last block is full.
-    fn look_at(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
+    /// Handles a decoding sequence that has all its tokens or has filled its last block.
+    fn finish_or_grow(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         let step = self.decoding.step;
         self.store_full_blocks(slot, self.sequences[slot].context_by(step), outputs);
         let sequence = &self.sequences[slot];
         if sequence.generated_by(step) == sequence.request.output_tokens {
             self.finish(slot, outputs);
         } else {
-            self.decoding.plan(slot, sequence, self.block_size);
-            self.want_block_if_full(slot);
+            self.decoding.schedule_visit(slot, sequence, self.block_size);
+            self.request_block_if_full(slot);
         }
     }
 
     fn end_prefill(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         self.prefilling.retain(|other| *other != slot);
         let sequence = &mut self.sequences[slot];
-        let (request, asked) = (sequence.request.id, sequence.request.output_tokens);
-        if asked == 0 {
+        let request = sequence.request.id;
+        let output_tokens = sequence.request.output_tokens;
+        if output_tokens == 0 {
             return self.finish(slot, outputs);
         }
         sequence.generated += 1;
@@ -76,17 +77,17 @@ impl SimEngine {
         if index == 0 || self.settings.tokens == TokenReports::Each {
             self.emit(outputs, SimOutcome::Token { request, index });
         }
-        if index + 1 == asked {
+        if index + 1 == output_tokens {
             return self.finish(slot, outputs);
         }
         self.decoding.add(slot, &mut self.sequences[slot], self.block_size);
-        self.want_block_if_full(slot);
+        self.request_block_if_full(slot);
     }
 
-    fn want_block_if_full(&mut self, slot: SequenceSlot) {
+    fn request_block_if_full(&mut self, slot: SequenceSlot) {
         let sequence = &self.sequences[slot];
         if sequence.context_by(self.decoding.step) == sequence.blocks.len() * self.block_size {
-            self.wanting.push(slot);
+            self.needs_block.push(slot);
         }
     }
 
@@ -95,13 +96,15 @@ impl SimEngine {
         let sequence = self.sequences.remove(slot);
         let request = sequence.request.id;
         match sequence.request.lease {
-            Some(lease) => self.leased.push((self.now + lease, request, sequence)),
+            Some(lease) => {
+                self.leases.push(Lease { expires: self.now + lease, request, sequence });
+            }
             None => self.release(&sequence),
         }
         self.emit(outputs, SimOutcome::Finished { request });
     }
 
-    /// Names the blocks that `tokens` fill, as far as the chain names them.
+    /// Registers the blocks that `tokens` fill, as far as the chain has their hashes.
     pub(super) fn store_full_blocks(
         &mut self,
         slot: SequenceSlot,
@@ -110,14 +113,14 @@ impl SimEngine {
     ) {
         let sequence = &mut self.sequences[slot];
         let full = (tokens / self.block_size).min(sequence.request.chain.len());
-        if full <= sequence.named {
+        if full <= sequence.stored_blocks {
             return;
         }
-        let blocks = std::mem::replace(&mut sequence.named, full)..full;
+        let blocks = std::mem::replace(&mut sequence.stored_blocks, full)..full;
         let chain = sequence.request.chain.clone();
         let request = sequence.request.id;
         for index in blocks.clone() {
-            self.device.name(self.sequences[slot].blocks[index], chain[index]);
+            self.device.register(self.sequences[slot].blocks[index], chain[index]);
         }
         let stored = StoredRun { request, chain, blocks };
         self.emit(outputs, stored.outcome(stored.blocks.clone(), Tier::Gpu));
@@ -126,13 +129,13 @@ impl SimEngine {
         }
     }
 
-    /// Keeps a second copy in host memory of what is not there yet. A host tier smaller than a prompt
-    /// pushes out what it has just taken in, so removals are told where they happen.
+    /// Copies the blocks that are missing there to host memory. A host tier smaller than a prompt
+    /// evicts what it has just stored, so evictions are reported where they happen.
     fn copy_to_host(&mut self, stored: &StoredRun, outputs: &mut Vec<Output>) {
         let mut copied = stored.blocks.start..stored.blocks.start;
         for index in stored.blocks.clone() {
-            let name = stored.chain[index];
-            if let Some(block) = self.host.find(name) {
+            let hash = stored.chain[index];
+            if let Some(block) = self.host.find(hash) {
                 self.host.touch(block);
                 self.emit_copied(stored, &mut copied, index + 1, outputs);
                 continue;
@@ -140,7 +143,7 @@ impl SimEngine {
             let mut evicted = Vec::new();
             let block =
                 self.host.allocate(&mut evicted).expect("no block of the host tier is in use");
-            self.host.name(block, name);
+            self.host.register(block, hash);
             self.host.release(block);
             if !evicted.is_empty() {
                 self.emit_copied(stored, &mut copied, index, outputs);

@@ -1,10 +1,9 @@
-//! Every block that a real vLLM 0.32 announced with its tokens has the hash we compute for it.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Every block that a real vLLM 0.32 published with its tokens has the hash that we compute.
 
 use std::{collections::HashMap, fs, num::NonZeroUsize, path::PathBuf};
 
 use rmpv::Value;
-use wornpath_blocks::vllm::{
+use wornpath_sim::vllm_hash::{
     DEFAULT_SEED, ExtraKey, ExtraKeys, VllmAlgorithm, VllmHash, VllmHasher,
 };
 
@@ -12,7 +11,7 @@ fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../events/tests/fixtures/vllm-0.32")
 }
 
-/// What a stream's engine was started with: told by its name, except for the served ones.
+/// The hasher of a stream's engine, from the options in the stream's name.
 fn hasher(stream: &str) -> VllmHasher {
     let (algorithm, seed) = match stream {
         "serve_sha256_cbor" | "serve_sha256_cbor.replay0" | "stress_gpu" | "stress_offload" => {
@@ -34,7 +33,7 @@ fn hasher(stream: &str) -> VllmHasher {
     VllmHasher::new(algorithm, seed.unwrap_or(DEFAULT_SEED))
 }
 
-/// A random seed cannot be guessed: the capture wrote down what it led to.
+/// The hash of a random seed, which the capture recorded.
 fn recorded_none_hash(stream: &str) -> VllmHash {
     let json = fs::read(fixtures().join(format!("{stream}.json"))).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
@@ -70,7 +69,7 @@ fn stored(mut bytes: &[u8]) -> Vec<Value> {
     events
 }
 
-fn as_announced(hash: VllmHash, like: &Value) -> Value {
+fn as_published(hash: VllmHash, like: &Value) -> Value {
     if like.is_bin() { Value::Binary(hash.as_bytes().to_vec()) } else { hash.truncated().into() }
 }
 
@@ -78,20 +77,20 @@ fn as_announced(hash: VllmHash, like: &Value) -> Value {
 struct Tally {
     verified: usize,
     wrong: usize,
-    /// Announced without tokens: offloaded blocks that name a hash and no more.
+    /// Published without tokens: offloaded blocks, which have only a hash.
     without_tokens: usize,
     unresolved: usize,
 }
 
-/// Parents may be announced after their children, so events wait until theirs is known.
+/// Parents may be published after their children, so events wait until their parent is known.
 fn verify(hasher: &VllmHasher, mut waiting: Vec<Value>) -> Tally {
     let mut tally = Tally::default();
     waiting.retain(|event| {
-        let described = !event["token_ids"].as_array().unwrap().is_empty();
-        if !described {
+        let has_tokens = !event["token_ids"].as_array().unwrap().is_empty();
+        if !has_tokens {
             tally.without_tokens += event["block_hashes"].as_array().unwrap().len();
         }
-        described
+        has_tokens
     });
     let mut full_width: HashMap<String, VllmHash> = HashMap::new();
     loop {
@@ -129,17 +128,17 @@ fn verify_event(
         .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap())
         .collect();
     let block_size = event["block_size"].as_u64().unwrap() as usize;
-    for (i, announced) in event["block_hashes"].as_array().unwrap().iter().enumerate() {
+    for (i, published) in event["block_hashes"].as_array().unwrap().iter().enumerate() {
         let salt = event["extra_keys"].as_array().and_then(|keys| keys[i].as_array()?[0].as_str());
         let tagged = salt.map(|salt| [ExtraKey::Text("cache_salt"), ExtraKey::Text(salt)]);
         let keys: Vec<_> = tagged.iter().map(|pair| ExtraKey::Tuple(pair)).collect();
         parent = hasher.block(&parent, &tokens[i * block_size..(i + 1) * block_size], &keys);
-        if as_announced(parent, announced) == *announced {
+        if as_published(parent, published) == *published {
             tally.verified += 1;
         } else {
             tally.wrong += 1;
         }
-        full_width.insert(announced.to_string(), parent);
+        full_width.insert(published.to_string(), parent);
     }
 }
 
@@ -151,7 +150,8 @@ fn every_fixture_is_reproduced() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "bin"))
         .collect();
     streams.sort();
-    let (mut verified, mut without_tokens) = (0, 0);
+    let mut verified = 0;
+    let mut without_tokens = 0;
     for path in &streams {
         let stream = path.file_name().unwrap().to_str().unwrap().strip_suffix(".bin").unwrap();
         let tally = verify(&hasher(stream), stored(&fs::read(path).unwrap()));
@@ -165,7 +165,7 @@ fn every_fixture_is_reproduced() {
 }
 
 #[test]
-fn a_whole_salted_prompt_gives_the_announced_hashes() {
+fn a_whole_salted_prompt_gives_the_published_hashes() {
     let stream = "inproc_sha256_seedNone_bytes_bs32";
     let events = stored(&fs::read(fixtures().join(format!("{stream}.bin"))).unwrap());
     let salted: Vec<_> = events
@@ -186,10 +186,10 @@ fn a_whole_salted_prompt_gives_the_announced_hashes() {
         let mut hashes = Vec::new();
         let size = NonZeroUsize::new(32).unwrap();
         hasher(stream).hash_tokens(&tokens, size, keys, &mut hashes);
-        let announced = event["block_hashes"].as_array().unwrap();
-        assert!(!announced.is_empty());
+        let published = event["block_hashes"].as_array().unwrap();
+        assert!(!published.is_empty());
         let computed: Vec<_> =
-            hashes.iter().zip(announced).map(|(h, a)| as_announced(*h, a)).collect();
-        assert_eq!(&computed, announced);
+            hashes.iter().zip(published).map(|(h, a)| as_published(*h, a)).collect();
+        assert_eq!(&computed, published);
     }
 }

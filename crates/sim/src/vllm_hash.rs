@@ -1,8 +1,8 @@
-//! vLLM's own block hashes, for event sources that send hashes without tokens.
+//! vLLM's own block hashes, so that a simulated engine publishes the hashes that vLLM would.
 //!
-//! `h[i] = F((h[i-1], tokens, extra keys))` and `h[-1] = F(seed)`, where F serializes a Python value
-//! (pickle protocol 5 or canonical CBOR) and hashes the bytes (SHA-256 or XXH3-128). The seed is
-//! `PYTHONHASHSEED`; without one it is a constant for SHA-256 and random, thus unknowable, for
+//! `h[i] = F((h[i-1], tokens, extra keys))` and `h[-1] = F(seed)`, where F serializes a Python
+//! value (pickle protocol 5 or canonical CBOR) and hashes the bytes (SHA-256 or XXH3-128). The seed
+//! is `PYTHONHASHSEED`; without one it is a constant for SHA-256 and random, thus unknowable, for
 //! XXH3.
 //!
 //! The limit: pickle writes an object it has met before as a reference, and whether two equal
@@ -142,7 +142,8 @@ impl VllmHasher {
         Self { algorithm, none_hash: algorithm.digest(&bytes) }
     }
 
-    /// Hashes as an engine does whose first parent is known: a random seed, revealed some other way.
+    /// Hashes as an engine does whose first parent is known: a random seed, revealed some other
+    /// way.
     #[must_use]
     pub const fn with_none_hash(algorithm: VllmAlgorithm, none_hash: VllmHash) -> Self {
         Self { algorithm, none_hash }

@@ -1,4 +1,4 @@
-//! What operators write: configurations, profiles, and fleets to try them on.
+//! Operators' files: configurations, profiles, and descriptions of fleets.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -17,9 +17,9 @@ use wornpath_routing::{
 const NOW: Duration = Duration::from_secs(3600);
 
 /// Every file is a profile, and every folder has a tokenizer.
-struct Anything;
+struct AnyFile;
 
-impl Environment for Anything {
+impl Environment for AnyFile {
     fn text(&self, _: &Path) -> io::Result<String> {
         Ok(shipped(TEXT_PROFILE).unwrap_or_default().to_owned())
     }
@@ -37,10 +37,10 @@ impl Environment for Anything {
     }
 }
 
-/// `wornpath.yaml`: taken, or refused with what is wrong. The same text as a file of pods.
+/// `wornpath.yaml`: accepted, or refused with its problems. The same text as a file of pods.
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match Config::check("fuzzed.yaml", &text, &Anything) {
+    match Config::check("fuzzed.yaml", &text, &AnyFile) {
         Ok(config) => config.pods().iter().for_each(|pod| drop(pod.settings())),
         Err(refused) => {
             assert!(refused.to_json().as_array().is_some_and(|all| !all.is_empty()));
@@ -52,13 +52,13 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
-/// A profile: refused with what is wrong, or it can be printed and checked again, and decides.
+/// A profile: refused with its problems, or it can be printed and checked again, and decides.
 pub fn profile(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let size = NonZeroUsize::new(4).expect("four is not zero");
     let models = Models::new(HashKey::DEFAULT).with("m", size, Some(Arc::new(ByteTokenizer)));
-    let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
-    let profile = match Profile::check("fuzzed.yaml", &text, &surroundings) {
+    let env = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
+    let profile = match Profile::check("fuzzed.yaml", &text, &env) {
         Ok(profile) => profile,
         Err(problems) => {
             assert!(!problems.all().is_empty() && !problems.to_string().is_empty());
@@ -66,7 +66,7 @@ pub fn profile(bytes: &[u8]) {
         }
     };
     let printed = profile.printed();
-    let again = Profile::check("printed.yaml", &printed, &surroundings);
+    let again = Profile::check("printed.yaml", &printed, &env);
     assert_eq!(again.expect("what is printed can be read").printed(), printed);
     let index = Index::new(IndexLimits::default(), 1);
     let pod = |name| {
@@ -76,38 +76,39 @@ pub fn profile(bytes: &[u8]) {
     decide(&profile, &index, &Fleet::new(["a", "b", "c"].map(pod).into()));
 }
 
-/// A fleet as people describe it to try profiles on: it can be built, and decided for.
+/// A description of a fleet: it can be built, and profiles decide on it.
 pub fn described_fleet(bytes: &[u8]) {
-    /// More would be the fuzzer's time rather than a description.
-    const MOST_REQUESTS: u32 = 1000;
+    /// More would only make runs slower.
+    const MAX_REQUESTS: u32 = 1000;
     let text = String::from_utf8_lossy(bytes);
     let described = match FleetSpec::read("fuzzed.yaml", &text) {
         Ok(described) => described,
         Err(problems) => return assert!(!problems.to_string().is_empty()),
     };
-    if described.pods.iter().any(|pod| pod.requests > MOST_REQUESTS) {
+    if described.pods.iter().any(|pod| pod.requests > MAX_REQUESTS) {
         return;
     }
     let Ok(built) = described.build(NOW, |_| Some(Arc::new(ByteTokenizer))) else { return };
     assert_eq!(built.fleet.pods().len(), described.pods.len());
     let models = Arc::clone(&built.models);
-    let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
+    let env = ProfileEnv { models, ..ProfileEnv::default() };
     for name in ["cache-aware", "dynamo", "min-ttft"] {
         let text = shipped(name).expect("it is shipped");
-        if let Ok(profile) = Profile::check(name, text, &surroundings) {
+        if let Ok(profile) = Profile::check(name, text, &env) {
             decide(&profile, &built.index, &built.fleet);
         }
     }
 }
 
-/// Two requests, one after the other. What was reserved is given back.
+/// Decides two requests in turn. All reserved load is released.
 fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
     let loads = || -> Vec<_> {
         let load = |vitals: &Vitals| (vitals.requests(), vitals.prefill_tokens());
         fleet.pods().iter().map(|pod| load(pod.vitals())).collect()
     };
     let before = loads();
-    let (mut state, mut rng) = (DecisionState::new(index), Rng::new(1));
+    let mut state = DecisionState::new(index);
+    let mut rng = Rng::new(1);
     for body in [
         &br#"{"model":"m","prompt":"one two three four","user":"u","max_tokens":9}"#[..],
         br#"{"model":"m","messages":[{"role":"user","content":"one two three"}],"stream":true}"#,

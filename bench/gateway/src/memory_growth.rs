@@ -1,15 +1,15 @@
-//! Whether memory stays where it is while every prompt is new.
+//! Memory of the gateway while every prompt is new.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::contestant::Contestant;
 use crate::load::{Window, measure};
+use crate::process_tree;
 use crate::prompts::{Delivery, Prompts, Shared};
-use crate::tree;
 
 const CONNECTIONS: usize = 32;
-/// How often memory is read.
+/// Number of memory readings.
 const READINGS: usize = 10;
 
 /// Bytes after each tenth of the prompts.
@@ -19,7 +19,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// How much larger the largest reading of the last half is than that of the first.
+    /// The largest reading of the last half divided by that of the first.
     pub(crate) fn ratio(&self) -> f64 {
         let (first, last) = self.bytes.split_at(self.bytes.len() / 2);
         let largest = |half: &[u64]| half.iter().copied().max().unwrap_or(0) as f64;
@@ -27,23 +27,27 @@ impl Growth {
     }
 }
 
-/// Sends so many prompts that share nothing.
-pub(crate) async fn watch(contestant: &Contestant, prompts: u64) -> anyhow::Result<Growth> {
+/// Sends `prompts` prompts that share nothing and reads the memory ten times.
+pub(crate) async fn measure_growth(
+    contestant: &Contestant,
+    prompts: u64,
+) -> anyhow::Result<Growth> {
     let Some(process) = &contestant.process else {
         return Ok(Growth { prompts: 0, bytes: Vec::new() });
     };
-    let made = Rc::new(Prompts::new(1024, Shared::Nothing, Delivery::Whole));
+    let unique = Rc::new(Prompts::new(1024, Shared::Nothing, Delivery::Whole));
     let step = Window { warm: Duration::ZERO, measured: Duration::from_millis(200) };
-    // Numbers of their own, which no other part of the run uses.
+    // Request numbers that no other part of the run uses.
     let start = 1 << 40;
-    let (mut next, mut bytes) = (start, Vec::new());
+    let mut next = start;
+    let mut bytes = Vec::new();
     for reading in 1..=READINGS as u64 {
         while next < start + prompts * reading / READINGS as u64 {
-            let (sample, reached) = measure(contestant, &made, CONNECTIONS, step, next).await?;
+            let (sample, reached) = measure(contestant, &unique, CONNECTIONS, step, next).await?;
             anyhow::ensure!(sample.failures == 0, "{:?}", sample.failure);
             next = reached;
         }
-        bytes.push(tree::memory(process.id()));
+        bytes.push(process_tree::memory(process.id()));
     }
     Ok(Growth { prompts: next - start, bytes })
 }

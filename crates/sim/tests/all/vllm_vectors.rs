@@ -1,8 +1,7 @@
-//! vLLM block hashes equal python's own pickle and CBOR, hashed, in every shape a block can take.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! vLLM block hashes equal the hashes of Python's own pickle and CBOR, for every kind of block.
 
 use serde_json::Value;
-use wornpath_blocks::vllm::{ExtraKey, VllmAlgorithm, VllmHasher};
+use wornpath_sim::vllm_hash::{ExtraKey, VllmAlgorithm, VllmHasher};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -12,7 +11,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
 }
 
-/// The vectors' way to write a key; see `golden/vllm_vectors.py`. Leaks, as tests may.
+/// Parses a key in the format of `../golden/vllm_vectors.py`. Leaks its strings.
 fn key(value: &Value) -> ExtraKey<'static> {
     match value {
         Value::String(text) => ExtraKey::Text(text.clone().leak()),
@@ -32,8 +31,9 @@ fn key(value: &Value) -> ExtraKey<'static> {
 #[test]
 fn blocks_and_seeds_hash_as_python_does() {
     let vectors: Vec<Value> =
-        serde_json::from_str(include_str!("golden/vllm_vectors.json")).unwrap();
-    let (mut seeds, mut blocks) = (0, 0);
+        serde_json::from_str(include_str!("../golden/vllm_vectors.json")).unwrap();
+    let mut seeds = 0;
+    let mut blocks = 0;
     for vector in &vectors {
         let name = vector["algorithm"].as_str().unwrap();
         let algorithm: VllmAlgorithm = name.parse().unwrap();
@@ -46,7 +46,7 @@ fn blocks_and_seeds_hash_as_python_does() {
             );
             seeds += 1;
         }
-        let hasher = VllmHasher::new(algorithm, wornpath_blocks::vllm::DEFAULT_SEED);
+        let hasher = VllmHasher::new(algorithm, wornpath_sim::vllm_hash::DEFAULT_SEED);
         for block in vector["blocks"].as_array().unwrap() {
             let [start, step, count] = [0, 1, 2].map(|i| block["tokens"][i].as_u64().unwrap());
             let tokens: Vec<u32> = (0..count).map(|i| (start + i * step) as u32).collect();

@@ -1,10 +1,10 @@
-//! What a process and all its descendants use, from `/proc`.
+//! CPU time and memory of a process and all its descendants, from `/proc`.
 
 use std::collections::HashMap;
 use std::fs;
 
-/// Nanoseconds on a core, by thread.
-pub(crate) type Used = HashMap<u32, u64>;
+/// CPU time in nanoseconds, by thread.
+pub(crate) type CpuTimes = HashMap<u32, u64>;
 
 /// The process and everything it started.
 pub(crate) fn members(root: u32) -> Vec<u32> {
@@ -33,27 +33,27 @@ pub(crate) fn members(root: u32) -> Vec<u32> {
 }
 
 /// CPU time of every thread of the tree.
-pub(crate) fn used(root: u32) -> Used {
-    let mut used = Used::new();
+pub(crate) fn cpu_times(root: u32) -> CpuTimes {
+    let mut times = CpuTimes::new();
     for pid in members(root) {
         for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let id = task.file_name().to_str().and_then(|name| name.parse().ok());
             let stat = fs::read_to_string(task.path().join("schedstat")).ok();
             let nanos = stat.and_then(|stat| stat.split_ascii_whitespace().next()?.parse().ok());
             if let (Some(id), Some(nanos)) = (id, nanos) {
-                used.insert(id, nanos);
+                times.insert(id, nanos);
             }
         }
     }
-    used
+    times
 }
 
-/// Nanoseconds between two readings. A thread that ended in between counts nothing.
-pub(crate) fn between(before: &Used, after: &Used) -> u64 {
+/// Nanoseconds between two readings. A thread that exited in between is not counted.
+pub(crate) fn cpu_between(before: &CpuTimes, after: &CpuTimes) -> u64 {
     after.iter().map(|(id, nanos)| nanos.saturating_sub(before.get(id).copied().unwrap_or(0))).sum()
 }
 
-/// Bytes in memory; a page that several processes share counts once.
+/// Proportional set size in bytes; a page that several processes share counts once.
 pub(crate) fn memory(root: u32) -> u64 {
     let pss = |pid: &u32| {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;

@@ -1,4 +1,4 @@
-//! What simulations are made of: traces of traffic, profiles of engines, and what engines are sent.
+//! Inputs of simulations: traces, engine profiles, and requests to served engines.
 
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
@@ -7,8 +7,8 @@ use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 use wornpath_sim::serve::{Faults, fuzzing};
 use wornpath_sim::{EngineProfile, EngineSettings, RequestId, SimEngine, SimOutcome, SimRequest};
 
-/// The first byte says how long blocks are. Turns follow turns that came before them, also in copies. A line of blocks
-/// that a trace may have can also wait in a queue, as the same request.
+/// The first byte chooses the block size. Turns follow earlier turns, also in copies of sessions. A
+/// line that is valid in a trace and in a queue is the same request in both.
 pub fn trace(bytes: &[u8]) {
     let Some((choice, text)) = bytes.split_first() else { return };
     let size = NonZeroUsize::MIN.saturating_add(usize::from(choice % 32));
@@ -35,12 +35,12 @@ pub fn trace(bytes: &[u8]) {
     }
 }
 
-/// An engine of any profile that is taken answers, in a time that can be told.
+/// An engine with any valid profile finishes a request, at a time that fits a `Duration`.
 pub fn engine_profile(bytes: &[u8]) {
-    /// More would be the fuzzer's memory rather than the engine's.
-    const MOST_TOKENS: usize = 1 << 20;
+    /// More would only use the fuzzer's memory.
+    const MAX_TOKENS: usize = 1 << 20;
     let Ok(profile) = EngineProfile::from_json("fuzzed", bytes) else { return };
-    let kv_tokens = Some(profile.kv_tokens().min(MOST_TOKENS));
+    let kv_tokens = Some(profile.kv_tokens().min(MAX_TOKENS));
     let mut engine =
         SimEngine::new(&profile, &EngineSettings { kv_tokens, ..EngineSettings::default() });
     let request = SimRequest::anonymous(RequestId(1), 100, 3);
@@ -57,19 +57,19 @@ pub fn engine_profile(bytes: &[u8]) {
     let _ = (profile.host_time(100), profile.network_time(100));
 }
 
-/// The first byte says which interface a simulated engine is asked by, or that its faults are set. What it takes is an
-/// object, and has a prompt and an answer.
+/// The first byte chooses the API of a request to a simulated engine, or its faults. An accepted
+/// body is an object with a prompt and an output.
 pub fn simulated_call(bytes: &[u8]) {
     let Some((choice, body)) = bytes.split_first() else { return };
     if choice % 5 == 4 {
         if let Ok(faults) = Faults::from_json(body) {
-            let told = serde_json::to_vec(&faults).expect("faults are JSON");
-            assert!(Faults::from_json(&told).is_ok(), "{faults:?}");
+            let json = serde_json::to_vec(&faults).expect("faults are JSON");
+            assert!(Faults::from_json(&json).is_ok(), "{faults:?}");
         }
         return;
     }
-    if let Some((prompt, answer)) = fuzzing::lengths(choice % 5, body) {
-        assert!(prompt > 0 && answer > 0);
+    if let Some((prompt, output)) = fuzzing::lengths(choice % 5, body) {
+        assert!(prompt > 0 && output > 0);
         assert!(serde_json::from_slice::<Map<String, Value>>(body).is_ok());
     }
 }

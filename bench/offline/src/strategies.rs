@@ -1,4 +1,4 @@
-//! One queue, computed in several ways on the same simulated engines.
+//! One queue on the same simulated engines under several strategies.
 
 use std::time::Duration;
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds};
@@ -6,8 +6,9 @@ use wornpath_sim::EngineProfile;
 use wornpath_sim::offline::{OfflineEngines, ThroughputBound, least_time, queue_of, rates, run};
 use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, replay};
 
-/// Requests that clients of an online router keep in flight, per pod. The best of the three counts: where prompts are
-/// long and the cache is tight, many clients make the longest prompts wait until the router gives them up.
+/// Requests that clients of an online router keep in flight, per pod. The best of the three counts:
+/// where prompts are long and the cache is tight, many clients make the longest prompts wait until
+/// the router's queue timeout.
 const CLIENTS: [usize; 3] = [8, 32, 256];
 
 const ROUND_ROBIN: (&str, &str) =
@@ -15,7 +16,7 @@ const ROUND_ROBIN: (&str, &str) =
 const CACHE_AWARE: (&str, &str) =
     ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
 
-/// What one way of computing a queue came to.
+/// The result of one strategy.
 #[derive(Clone, Copy)]
 pub(crate) struct Figures {
     pub(crate) computed: u64,
@@ -23,7 +24,7 @@ pub(crate) struct Figures {
 }
 
 /// A queue on a fleet.
-pub(crate) struct Contest<'a> {
+pub(crate) struct Comparison<'a> {
     trace: &'a Trace,
     engines: OfflineEngines,
     pods: usize,
@@ -31,7 +32,7 @@ pub(crate) struct Contest<'a> {
     pub(crate) forest: Forest,
 }
 
-impl<'a> Contest<'a> {
+impl<'a> Comparison<'a> {
     pub(crate) fn new(
         trace: &'a Trace,
         engine: &EngineProfile,
@@ -80,40 +81,44 @@ impl<'a> Contest<'a> {
     /// As planned, with the true output lengths.
     pub(crate) fn planned(&self) -> anyhow::Result<Figures> {
         let plan = self.plan(&self.queue)?;
-        self.carry_out(plan)
+        self.run_plan(plan)
     }
 
-    /// As planned by somebody who takes every answer to be of average length.
-    pub(crate) fn planned_blindly(&self) -> anyhow::Result<Figures> {
+    /// As planned with the average output length for every request.
+    pub(crate) fn planned_with_average_outputs(&self) -> anyhow::Result<Figures> {
         let all: usize = self.trace.turns.iter().map(|turn| turn.output_tokens).sum();
         let average = all / self.trace.turns.len();
         let queue = queue_of(self.trace, |_| average)?;
-        self.carry_out(self.plan(&queue)?)
+        self.run_plan(self.plan(&queue)?)
     }
 
     pub(crate) fn plan(&self, queue: &Queue) -> anyhow::Result<Plan> {
         Ok(Plan::new(queue, &Speeds::equal(self.pods)?, &self.rates()))
     }
 
-    fn carry_out(&self, plan: Plan) -> anyhow::Result<Figures> {
-        let ran = run(self.trace, plan, &self.engines)?;
-        Ok(Figures { computed: ran.computed_tokens, makespan: ran.makespan })
+    fn run_plan(&self, plan: Plan) -> anyhow::Result<Figures> {
+        let result = run(self.trace, plan, &self.engines)?;
+        Ok(Figures { computed: result.computed_tokens, makespan: result.makespan })
     }
 
     fn online(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Figures> {
         let mut best: Option<Figures> = None;
         for clients in CLIENTS {
             let figures =
-                self.replayed(&closed_loop(trace.clone(), clients * self.pods), profile)?;
+                self.replay_online(&closed_loop(trace.clone(), clients * self.pods), profile)?;
             best = best.into_iter().chain(figures).min_by_key(|figures| figures.makespan);
         }
         best.ok_or_else(|| {
-            anyhow::anyhow!("{}: requests fail with any number of clients", profile.0)
+            anyhow::anyhow!("{}: requests fail with every number of clients", profile.0)
         })
     }
 
-    /// None if requests waited longer than the router lets them: so many clients are no way to do it.
-    fn replayed(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Option<Figures>> {
+    /// `None` if requests failed by the router's queue timeout.
+    fn replay_online(
+        &self,
+        trace: &Trace,
+        profile: (&str, &str),
+    ) -> anyhow::Result<Option<Figures>> {
         let fleet = ReplayFleet {
             kv_tokens: self.engines.kv_tokens,
             ..ReplayFleet::new(self.engines.engine.clone(), self.pods, 42)
@@ -129,7 +134,7 @@ impl<'a> Contest<'a> {
     }
 }
 
-/// So many clients work the file off, each sending the next request when its last one has ended.
+/// Closed loop: `clients` clients, each sending the next request when its last one has finished.
 fn closed_loop(mut trace: Trace, clients: usize) -> Trace {
     for (number, turn) in trace.turns.iter_mut().enumerate() {
         turn.start = match number.checked_sub(clients) {

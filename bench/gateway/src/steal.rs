@@ -1,35 +1,35 @@
-//! Processor time that the machine's host gave to others.
+//! Steal time: CPU time that the hypervisor gave to other machines.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A measurement that lost more than this share of the processors is made again, while there is patience.
-pub(crate) const MOST: f64 = 0.05;
-/// Others come and go in seconds.
-pub(crate) const PAUSE: Duration = Duration::from_secs(2);
+/// A measurement with a higher steal share is repeated, while the retry budget lasts.
+pub(crate) const MAX_SHARE: f64 = 0.05;
+/// The pause before a repetition: steal changes within seconds.
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long measurements may be made again, all together.
-pub(crate) struct Patience {
+/// The total time for repeated measurements.
+pub(crate) struct RetryBudget {
     left: Duration,
-    /// How often one was.
+    /// Repetitions so far.
     pub(crate) used: usize,
 }
 
-impl Patience {
+impl RetryBudget {
     pub(crate) const fn of(left: Duration) -> Self {
         Self { left, used: 0 }
     }
 
-    /// Whether there is some left for what was begun at `start` and is to be made again.
+    /// Whether the budget allows to repeat the measurement that began at `start`.
     pub(crate) fn allows(&mut self, start: Instant) -> bool {
-        let left = self.left.checked_sub(start.elapsed() + PAUSE);
+        let left = self.left.checked_sub(start.elapsed() + RETRY_PAUSE);
         self.left = left.unwrap_or_default();
         self.used += usize::from(left.is_some());
         left.is_some()
     }
 }
 
-/// Ticks of all processors since the machine started: those that others had, and all.
+/// Clock ticks of all CPUs since boot: stolen ones, and all.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticks {
     stolen: u64,
@@ -45,7 +45,7 @@ impl Ticks {
         Self { stolen: ticks.get(7).copied().unwrap_or_default(), all: ticks.iter().sum() }
     }
 
-    /// The share of the processors that others have had since.
+    /// The steal share since then.
     pub(crate) fn share_since(self) -> f64 {
         let now = Self::now();
         let gone = |now: u64, before: u64| now.saturating_sub(before) as f64;

@@ -1,0 +1,6 @@
+//! The engine profiles against measured times, and vLLM's block hashes against vLLM's own.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod measured;
+mod vllm_fixtures;
+mod vllm_vectors;
