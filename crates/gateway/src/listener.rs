@@ -36,8 +36,8 @@ where
 pub async fn greeted(stream: TcpStream, tls: &ListenerTls) -> Option<TlsStream<TcpStream>> {
     match tokio::time::timeout(WITHIN, tls.accept(stream)).await {
         Ok(Ok(stream)) => return Some(stream),
-        Ok(Err(error)) => tracing::debug!(%error, "a caller was not let in"),
-        Err(_) => tracing::debug!("a caller did not finish its greeting in time"),
+        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => tracing::debug!("TLS handshake timed out"),
     }
     None
 }

@@ -11,10 +11,10 @@ pub enum RoutingError {
     #[error("{}", .0.iter().map(ToString::to_string).collect::<String>())]
     Profiles(Vec<Problems>),
     /// There is none.
-    #[error("there is no profile; give at least one")]
+    #[error("no profile configured; add at least one")]
     NoProfile,
     /// A route names a profile that there is not.
-    #[error("a route names the profile `{profile}`, which there is not; there are: {known}")]
+    #[error("route names unknown profile `{profile}`; available: {known}")]
     UnknownProfile {
         /// The name.
         profile: String,

@@ -93,7 +93,7 @@ impl Gateway {
         let mut up = 0;
         while up < pods {
             let line = errors.next().expect("the gateway hears of its pods").unwrap();
-            up += usize::from(line.contains("is up"));
+            up += usize::from(line.contains("pod up"));
             log.lock().unwrap().push_str(&format!("{line}\n"));
         }
         // Read on, so that the gateway never waits for us; ends with the process.

@@ -49,7 +49,7 @@ fn a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do() {
         assert_eq!(waited.finish().unwrap().status, 200);
     }
     assert_eq!(gateway.metric("wornpath_queue_waiting") as u64, 0);
-    assert!(gateway.log().contains("is up"));
+    assert!(gateway.log().contains("pod up"));
 }
 
 #[test]

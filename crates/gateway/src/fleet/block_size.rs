@@ -40,7 +40,7 @@ impl fmt::Display for Mismatch {
         let Self { configured, engine, model, cure, has_events } = self;
         let is_part = engine.get().is_multiple_of(configured.get());
         if *has_events && !is_part {
-            write!(f, "its cache events cannot be cut into the index's blocks and are refused")?;
+            write!(f, "its cache events do not align with the index's blocks and are refused")?;
         } else {
             let most = engine.max(configured);
             write!(f, "predictions for this pod are off by less than {most} tokens")?;
@@ -169,7 +169,7 @@ impl PodRegistry {
                     *self.routes.write().unwrap_or_else(PoisonError::into_inner) = routing;
                 }
                 Err(error) => {
-                    tracing::error!("block size as reported by engines cannot be used: {error}");
+                    tracing::error!(%error, "reported block size refused");
                     return;
                 }
             }
@@ -181,7 +181,7 @@ impl PodRegistry {
                 tracing::info!(
                     model = model.name,
                     block_size = tokens,
-                    "block size as its engines report"
+                    "block size reported by engines"
                 );
             }
         }
@@ -211,7 +211,7 @@ fn assume(settings: &mut Settings, entry: &PodEntry) {
         model.block_size = BlockSize::Assumed(tokens);
         if model.tokenizer.is_some() {
             let pod = &entry.pod.facts().name;
-            tracing::warn!(%pod, model = name, block_size = tokens, "engine does not report its block size, so {tokens} tokens are assumed; \
+            tracing::warn!(%pod, model = name, block_size = tokens, "engine does not report its block size; assuming {tokens} tokens; \
                 set `block_size` of the model, or --block-size");
         }
     }

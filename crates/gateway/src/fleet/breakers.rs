@@ -21,22 +21,22 @@ impl Breakers {
             let pod = &entry.pod.facts().name;
             match (before, now) {
                 (BreakerState::HalfOpen, BreakerState::Open) => {
-                    tracing::info!(%pod, url, "cut off again: it failed when it was tried");
+                    tracing::info!(%pod, url, reason = "trial request failed", "pod down");
                 }
                 (_, BreakerState::Open) => {
-                    tracing::warn!(%pod, url, "cut off: it cannot be reached, broke off, or failed several times in a row");
+                    tracing::warn!(%pod, url, reason = "unreachable, connection broken or repeated failures", "pod down");
                 }
                 (_, BreakerState::HalfOpen) => {
-                    tracing::info!(%pod, url, "answers again; one request at a time may try it");
+                    tracing::info!(%pod, url, "pod half-open: trying one request at a time");
                 }
                 // At its limit a pod may rest several times a second.
                 (_, BreakerState::Resting) => {
-                    tracing::debug!(%pod, url, "is busy, and left alone for a while");
+                    tracing::debug!(%pod, url, "pod overloaded; backing off");
                 }
                 (BreakerState::Resting, BreakerState::Closed) => {
-                    tracing::debug!(%pod, url, "has rested, and takes requests again");
+                    tracing::debug!(%pod, url, "pod backoff over");
                 }
-                (_, BreakerState::Closed) => tracing::info!(%pod, url, "takes requests again"),
+                (_, BreakerState::Closed) => tracing::info!(%pod, url, "pod up"),
             }
         }
         self.0.retain(|url, _| snapshot.entries().iter().any(|entry| entry.endpoint.url() == url));

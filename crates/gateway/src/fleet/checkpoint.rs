@@ -44,11 +44,11 @@ impl Checkpoint {
         match read(&self.settings.file) {
             Ok(records) => {
                 let blocks: usize = records.iter().map(|record| record.items.len()).sum();
-                tracing::info!(%file, pods = records.len(), blocks, "checkpoint read: it counts once the pods confirm it");
+                tracing::info!(%file, pods = records.len(), blocks, "checkpoint loaded; waiting for pods to confirm it");
                 records
             }
             Err(error) => {
-                tracing::warn!(%file, "checkpoint passed over, every pod is asked for all it has: {error}");
+                tracing::warn!(%file, %error, "checkpoint ignored; requesting full snapshots");
                 Vec::new()
             }
         }
@@ -65,7 +65,7 @@ impl Checkpoint {
             }
             Err(error) => {
                 history.failed += 1;
-                tracing::warn!(file = %self.settings.file.display(), "checkpoint not written: {error}");
+                tracing::warn!(file = %self.settings.file.display(), %error, "checkpoint write failed");
             }
         }
     }
@@ -81,7 +81,7 @@ pub(crate) async fn keep(checkpoint: Arc<Checkpoint>, registry: Arc<PodRegistry>
         }
         let writing = tokio::task::spawn_blocking(move || checkpoint.write(&registry));
         if let Err(error) = writing.await {
-            tracing::warn!("checkpoint not written: {error}");
+            tracing::warn!(%error, "checkpoint write failed");
         }
     }
 }

@@ -54,13 +54,10 @@ impl EventAlert<'_> {
     pub(crate) fn tell(self) {
         match self {
             Self::Unreachable { pod, source, reason } => {
-                tracing::warn!(pod, source, "cache events cannot be had from there: {reason}");
+                tracing::warn!(pod, source, reason, "event source unreachable");
             }
             Self::Quarantined { pod, reason } => {
-                tracing::warn!(
-                    pod,
-                    "its cache events cannot be understood and are passed over for a while: {reason}"
-                );
+                tracing::warn!(pod, reason, "cache events quarantined");
             }
         }
     }

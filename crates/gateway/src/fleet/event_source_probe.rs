@@ -26,7 +26,7 @@ impl EventSourceProbe {
     pub(crate) async fn follow(self, events: Arc<EventPods>, clock: EventClock) -> Infallible {
         let (mut known, judge) = (self.first().await, judge(&self.endpoint));
         loop {
-            tracing::info!(pod = %self.pod, from = %known, "publishes its cache events");
+            tracing::info!(pod = %self.pod, source = %known, "event source discovered");
             let new = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
             let make = || new().judged_by(Arc::clone(&judge));
             known = tokio::select! {
@@ -43,7 +43,7 @@ impl EventSourceProbe {
                 Ok(address) => return address,
                 Err(problem) if !is_told => {
                     is_told = true;
-                    tracing::warn!(pod = %self.pod, "does not say where it publishes its cache events: {problem}");
+                    tracing::warn!(pod = %self.pod, reason = problem, "event source discovery failed");
                 }
                 Err(_) => {}
             }
@@ -67,7 +67,9 @@ impl EventSourceProbe {
         let authority = self.endpoint.authority().to_str().unwrap_or_default();
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let mut listed = ZmqAddress::listed(&body, host).map_err(|error| error.to_string())?;
-        listed.remove(&self.rank).ok_or(format!("/kv_event_sources: found no rank {}", self.rank))
+        listed
+            .remove(&self.rank)
+            .ok_or(format!("/kv_event_sources: no entry for rank {}", self.rank))
     }
 }
 
@@ -77,7 +79,7 @@ pub(crate) fn judge(endpoint: &Arc<Endpoint>) -> DialPolicy {
     Arc::new(move |address| {
         let judged = endpoint.admits(address).map_err(|forbidden| forbidden.to_string());
         if let (Err(why), false) = (&judged, is_told.swap(judged.is_err(), Relaxed)) {
-            tracing::warn!(pod = endpoint.url(), "its cache events are not taken: {why}");
+            tracing::warn!(url = endpoint.url(), reason = why, "event source refused");
         }
         judged
     })

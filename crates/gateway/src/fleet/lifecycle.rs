@@ -263,10 +263,10 @@ impl PodRegistry {
         let id = self.index().add_pod()?;
         let name = &pod.facts.name;
         let Some(tokens) = pod.facts.kv_tokens else {
-            tracing::warn!(pod = %name, "sends no cache events: for a while after a prompt was sent there it is guessed to be cached; give `events`, or `kv_tokens` for a better guess");
+            tracing::warn!(pod = %name, "pod without cache events: assuming recent prompts are cached; set `events`, or `kv_tokens` for a better approximation");
             return Ok(id);
         };
-        tracing::warn!(pod = %name, tokens, "sends no cache events: what it holds is guessed from what it is sent");
+        tracing::warn!(pod = %name, kv_tokens = tokens, "pod without cache events: approximating its cache from routed prompts");
         self.history.0.add(id, tokens);
         Ok(id)
     }
@@ -381,7 +381,7 @@ fn introduced(pod: &PodSettings, cards: &[Value]) -> PodFacts {
 /// The pod is shown the key that is in its file now, or if there is none any more the one before.
 fn keep_or_show_key(endpoint: &Endpoint, pod: &PodSettings) {
     if let Err(error) = show_key(endpoint, pod) {
-        tracing::error!("{error}; the key that it was shown before stays");
+        tracing::error!(%error, "pod key not reloaded; keeping the previous one");
     }
 }
 

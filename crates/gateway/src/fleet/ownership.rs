@@ -24,7 +24,7 @@ pub struct Ownership(Mutex<BTreeMap<String, (PodOwner, PodConfig)>>);
 
 /// Somebody else brought a pod of that name or address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("pod `{name}`: {what} is that of `{other}`, which is there already; remove that first")]
+#[error("pod `{name}`: {what} already in use by pod `{other}`; remove that pod first")]
 pub struct OwnedName {
     /// The pod that cannot come.
     pub name: String,
@@ -43,7 +43,7 @@ impl Ownership {
         let mut pods = self.pods();
         for (name, (by, other)) in pods.iter() {
             let mine = *by == bringer && *name == pod.name;
-            let what = if *name == pod.name { "its name" } else { "its address" };
+            let what = if *name == pod.name { "name" } else { "address" };
             if !mine && (*name == pod.name || other.url == pod.url) {
                 return Err(OwnedName { name: pod.name, what, other: name.clone() });
             }
@@ -152,9 +152,9 @@ mod tests {
         roll.bring(PodOwner::Finder(0), pod("b", "b:1")).unwrap();
         roll.bring(PodOwner::Finder(0), pod("b", "b:2")).unwrap();
         let taken = roll.bring(PodOwner::Operator, pod("b", "c:1")).unwrap_err();
-        assert_eq!(taken.what, "its name");
+        assert_eq!(taken.what, "name");
         let taken = roll.bring(PodOwner::Finder(1), pod("c", "a:1")).unwrap_err();
-        assert_eq!((taken.what, taken.other.as_str()), ("its address", "a"));
+        assert_eq!((taken.what, taken.other.as_str()), ("address", "a"));
         assert_eq!(roll.release(PodOwner::Operator, "b"), None);
         assert_eq!(roll.release(PodOwner::Finder(0), "b"), Some(pod("b", "b:2")));
     }

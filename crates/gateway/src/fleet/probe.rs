@@ -167,7 +167,7 @@ async fn ask(registry: &PodRegistry, entry: &PodEntry, told: &ProbeReport) {
                 Unlisted::Call(_) | Unlisted::Forbidden(_) => false,
             };
             if before.as_ref() != Some(&why) && !(is_configured && may_be) {
-                tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
+                tracing::warn!(%pod, url = endpoint.url(), reason = why, "model discovery failed");
             }
         }
     }
@@ -203,7 +203,7 @@ async fn ask(registry: &PodRegistry, entry: &PodEntry, told: &ProbeReport) {
     {
         if entry.pod.vitals().health() == Health::Down {
             entry.pod.vitals().set_health(Health::Up);
-            tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "is up");
+            tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "pod up");
             tell_unlisted(registry, entry);
         }
     }
@@ -231,8 +231,8 @@ fn tell_unlisted(registry: &PodRegistry, entry: &PodEntry) {
     let unlisted: Vec<_> =
         entry.pod.facts().models.iter().filter(|name| !is_listed(name)).collect();
     if !settings.models.is_empty() && !unlisted.is_empty() {
-        tracing::warn!(pod = %entry.pod.facts().name, models = ?unlisted, "serves what is not listed under `models`: a profile that \
-            tokenizes refuses it; list it with its tokenizer, or route it to a profile with `text_blocks`");
+        tracing::warn!(pod = %entry.pod.facts().name, models = ?unlisted, "model not listed under `models`: profiles that tokenize \
+            refuse it; list it with its tokenizer, or route it to a profile with `text_blocks`");
     }
 }
 
@@ -246,11 +246,11 @@ fn is_out_of_order(status: StatusCode) -> bool {
 enum Unlisted {
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("/v1/models: found status {0}; if the engine wants a key, give it as `key_file`")]
+    #[error("/v1/models: status {0}; if the engine requires a key, set `key_file`")]
     Forbidden(StatusCode),
-    #[error("/v1/models: found status {0}")]
+    #[error("/v1/models: status {0}")]
     Status(StatusCode),
-    #[error("/v1/models: found no model, and none is configured")]
+    #[error("/v1/models: no model listed, and none configured")]
     Nothing,
 }
 
@@ -302,7 +302,7 @@ pub(crate) async fn fetch(endpoint: &Arc<Endpoint>, path: &str) -> Result<Bytes,
     let answer = answer.map_err(|error| error.to_string())?;
     let (head, body) = answer.whole(MOST_CARDS_BYTES).await.map_err(|error| error.to_string())?;
     if !head.status.is_success() {
-        return Err(format!("{path}: found status {}", head.status));
+        return Err(format!("{path}: status {}", head.status));
     }
     Ok(body)
 }

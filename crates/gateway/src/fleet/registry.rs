@@ -36,7 +36,7 @@ pub enum ApplyError {
         cause: EndpointError,
     },
     /// Something is wrong with a pod's key.
-    #[error("pod `{pod}`: the file `{}` {cause}", file.display())]
+    #[error("pod `{pod}`: key file `{}` {cause}", file.display())]
     Key {
         /// Whose.
         pod: String,
@@ -46,15 +46,15 @@ pub enum ApplyError {
         cause: KeyError,
     },
     /// Two pods have one name.
-    #[error("there is a pod `{0}` already; give each a name of its own")]
+    #[error("duplicate pod name `{0}`; give each pod a unique name")]
     Twice(String),
     /// The index is full.
-    #[error("{0}; set `limits.pods`, at most 4096, and start again")]
+    #[error("{0}; raise `limits.pods` (at most 4096) and restart")]
     NoSlot(#[from] NoSlot),
     /// A profile does without guesses.
     #[error(
-        "pod `{pod}` sends no cache events, and profile `{profile}` says `without_events: refuse`; give the pod `events`, \
-         or let the profile guess with `without_events: approximate`"
+        "pod `{pod}` sends no cache events, and profile `{profile}` sets `without_events: refuse`; set `events` of the \
+         pod, or `without_events: approximate` in the profile"
     )]
     WithoutEvents {
         /// Who sends none.
@@ -64,7 +64,8 @@ pub enum ApplyError {
     },
     /// Events cannot be understood without knowing what model they are about.
     #[error(
-        "pod `{0}` sends events, but its model is not known; give `model` and list that under `models`, or give --model and --tokenizer"
+        "pod `{0}` sends cache events, but its model is unknown; set `model` and list it under `models`, or pass \
+         --model and --tokenizer"
     )]
     EventsWithoutModel(String),
 }

@@ -52,9 +52,7 @@ struct ReloadState {
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// Everything was said on the command line.
-    #[error(
-        "there is no configuration file; start with `wornpath serve -c wornpath.yaml` to have one"
-    )]
+    #[error("no configuration file to reload; start with `wornpath serve -c wornpath.yaml`")]
     NoFile,
     /// It was refused.
     #[error("{0}")]
@@ -63,7 +61,7 @@ pub enum ReloadError {
     #[error(transparent)]
     Tokenizer(#[from] TokenizerConfigError),
     /// It does not go together with the command line.
-    #[error("it does not go together with the command line: {0}")]
+    #[error("conflicts with the command line: {0}")]
     OnTop(String),
     /// The gateway cannot run by it.
     #[error(transparent)]
@@ -165,7 +163,7 @@ impl RunningConfig {
             Err(error) => {
                 self.metrics.reloaded(Reload::Refused);
                 state.refused = Some(error.problems().unwrap_or_else(|| json!(error.to_string())));
-                tracing::error!("configuration refused, the old one stays:\n{error}");
+                tracing::error!("configuration refused; keeping the current one:\n{error}");
             }
         }
         reloaded
@@ -272,7 +270,7 @@ impl RunningConfig {
         let Some(path) = self.path.clone() else {
             loop {
                 hangups.next().await;
-                tracing::warn!("SIGHUP: {}", ReloadError::NoFile);
+                tracing::warn!("SIGHUP ignored: {}", ReloadError::NoFile);
             }
         };
         let mut watch = FileWatch::new(self.config().file_state().clone());

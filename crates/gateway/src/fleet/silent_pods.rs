@@ -24,10 +24,10 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
         for (pod, verdict) in metrics.judge() {
             match verdict {
                 AccuracyVerdict::Optimistic | AccuracyVerdict::Pessimistic => {
-                    tracing::error!(%pod, "predictions are nearly always wrong: {verdict}");
+                    tracing::error!(%pod, reason = verdict.to_string(), "cache predictions unreliable");
                 }
                 AccuracyVerdict::Good | AccuracyVerdict::Unknown => {
-                    tracing::info!(%pod, "{verdict}")
+                    tracing::info!(%pod, "cache predictions reliable");
                 }
             }
         }
@@ -36,8 +36,8 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
         for pod in now.difference(&silent) {
             tracing::error!(
                 %pod,
-                "the pod answers requests and has sent no cache events, though it is configured to; is the engine \
-                 started with events, and is their address right?"
+                "no cache events received from a pod that answers requests; check that the engine publishes KV \
+                 events and that `events` names their address"
             );
         }
         *silent = now;

@@ -87,7 +87,7 @@ impl SummaryObserver for Exporter {
                 let done = counts.exported.load(Relaxed) + counts.failed.load(Relaxed);
                 let lost = self.handed.load(Relaxed).saturating_sub(done);
                 counts.dropped.fetch_add(lost, Relaxed);
-                tracing::warn!(lost, "ended before all traces were sent");
+                tracing::warn!(lost, "traces lost at shutdown");
             }
         })
     }
@@ -176,7 +176,11 @@ impl Sender {
         match self.send(batch).await {
             Ok(()) => self.counts.exported.fetch_add(count, Relaxed),
             Err(why) => {
-                tracing::warn!(collector = self.endpoint.url(), "traces were not taken: {why}");
+                tracing::warn!(
+                    collector = self.endpoint.url(),
+                    reason = why,
+                    "trace export failed"
+                );
                 self.counts.failed.fetch_add(count, Relaxed)
             }
         };
@@ -208,7 +212,7 @@ impl Sender {
         let status = answer.head.status;
         let said = answer.whole(MOST_ANSWER_BYTES).await;
         if !status.is_success() {
-            return Err(format!("it answered {status}"));
+            return Err(format!("collector returned {status}"));
         }
         let said: Value = match &said {
             Ok((_, body)) => serde_json::from_slice(body).unwrap_or_default(),
@@ -218,7 +222,9 @@ impl Sender {
         // A number of 64 bits is a text in JSON by the protocol's rules, and a number by many.
         match partial["rejectedSpans"].to_string().trim_matches('"') {
             "null" | "0" | "" => Ok(()),
-            rejected => Err(format!("it rejected {rejected} spans: {}", partial["errorMessage"])),
+            rejected => {
+                Err(format!("collector rejected {rejected} spans: {}", partial["errorMessage"]))
+            }
         }
     }
 }

@@ -154,7 +154,7 @@ fn log(reports: &Receiver<WatchdogReport>) {
                 tracing::error!(%thread, task = task.to_string(), ?stuck_for, "thread stuck");
             }
             WatchdogReport::Change(StallChange::Moves(Stall { thread, task, stuck_for })) => {
-                tracing::warn!(%thread, task = task.to_string(), ?stuck_for, "thread moves again");
+                tracing::warn!(%thread, task = task.to_string(), ?stuck_for, "thread recovered");
             }
             WatchdogReport::Exit(suspects, logged) => {
                 for Stall { thread, task, stuck_for } in &suspects {

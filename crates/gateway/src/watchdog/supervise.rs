@@ -29,7 +29,7 @@ pub fn tend<S, F>(
         loop {
             match tokio::spawn(named(what, begin(Arc::clone(&shared)))).await {
                 Err(error) if error.is_panic() => {
-                    tracing::error!("{what}: broke off by a bug, and begins again");
+                    tracing::error!(task = what, "task panicked; restarting");
                     tokio::time::sleep(RESTART).await;
                 }
                 _ => return,

@@ -16,7 +16,7 @@ impl Supervisor {
         match Self::at(&name) {
             Ok(supervisor) => supervisor,
             Err(error) => {
-                tracing::warn!(%error, ?name, "cannot notify the supervisor");
+                tracing::warn!(%error, socket = ?name, "notify socket unusable");
                 Self(None)
             }
         }

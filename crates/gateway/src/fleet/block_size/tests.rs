@@ -133,7 +133,7 @@ fn a_configured_size_stays_and_only_engines_that_predictions_are_off_for_are_tol
     };
     let refused = |cure: usize| {
         format!(
-            "its cache events cannot be cut into the index's blocks and are refused; set `block_size` of model `m` to \
+            "its cache events do not align with the index's blocks and are refused; set `block_size` of model `m` to \
              {cure}, or --block-size {cure}"
         )
     };

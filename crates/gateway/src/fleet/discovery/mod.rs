@@ -140,6 +140,6 @@ async fn replaced(running: &RunningConfig, config: &Arc<Config>) {
 fn release_all(running: &RunningConfig, bringer: PodOwner) {
     for pod in running.roll().brought_by(bringer) {
         running.release(bringer, &pod.name);
-        tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found");
+        tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
     }
 }

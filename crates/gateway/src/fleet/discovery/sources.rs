@@ -175,7 +175,7 @@ fn read(
             reading.spawn(named("cache events over Redis", async move {
                 let make = || wornpath_events::RedisStreams::new(&url, &stream, &pods);
                 if let Err(error) = make() {
-                    tracing::error!("redis source `{stream}`: {error}");
+                    tracing::error!(stream, %error, "invalid Redis event source");
                     return;
                 }
                 let make = || make().expect("the same address was understood a line above");

@@ -84,14 +84,14 @@ impl Watcher {
         let former = running.pods().snapshot();
         for pod in going {
             running.release(self.bringer, &pod.name);
-            tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found like this");
+            tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
         }
         let mut refused = BTreeMap::new();
         for pod in coming {
             let Err(error) = bring(running, self.bringer, &pod, former.entries()) else { continue };
             let reason = error.to_string();
             if self.refused.get(&pod.name) != Some(&reason) {
-                tracing::error!("a pod was found that cannot come, and is tried again: {reason}");
+                tracing::error!(pod = pod.name, reason, "discovered pod refused; retrying");
             }
             refused.insert(pod.name, reason);
         }
@@ -121,7 +121,7 @@ fn bring(
         }
     }
     running.bring(bringer, pod, former)?;
-    tracing::info!(pod = pod.name, url = pod.url, "found a pod");
+    tracing::info!(pod = pod.name, url = pod.url, "pod discovered");
     Ok(())
 }
 
@@ -140,7 +140,7 @@ async fn resolve(
             (!all.is_empty()).then(|| all.iter().map(at).collect())
         }
         Err(error) => {
-            tracing::warn!(host, "cannot be resolved, its pods stay as they are: {error}");
+            tracing::warn!(host, %error, "DNS lookup failed; keeping known pods");
             None
         }
     }
@@ -170,14 +170,14 @@ impl PodFileState {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) => {
-                tracing::error!("{file} cannot be read, its pods stay as they are: {error}");
+                tracing::error!(file, %error, "pod file unreadable; keeping known pods");
                 return None;
             }
         };
         match config.check_pods(&file, &text) {
             Ok(pods) => Some(pods),
             Err(refused) => {
-                tracing::error!("{file} is refused, its pods stay as they are:\n{refused}");
+                tracing::error!(file, "pod file refused; keeping known pods:\n{refused}");
                 None
             }
         }

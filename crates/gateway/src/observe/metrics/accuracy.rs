@@ -109,15 +109,15 @@ impl AccuracyVerdict {
 impl fmt::Display for AccuracyVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "too few answers told how much was cached",
-            Self::Good => "predictions come true",
+            Self::Unknown => "too few responses reported cached tokens",
+            Self::Good => "predictions are accurate",
             Self::Optimistic => {
-                "the pod has much less cached than predicted; does the engine cache prefixes, and are model, \
-                 tokenizer and block size those of the configuration?"
+                "the pod has far fewer tokens cached than predicted; check that prefix caching is on and that model, \
+                 tokenizer and block size match the configuration"
             }
             Self::Pessimistic => {
-                "the pod has much more cached than predicted; do its events arrive, and are tokenizer, chat \
-                 template and block size those of the engine?"
+                "the pod has far more tokens cached than predicted; check that its cache events arrive and that \
+                 tokenizer, chat template and block size match the engine"
             }
         })
     }
