@@ -23,7 +23,7 @@ use wornpath_gateway::observe::summary::SummaryObserver;
 use wornpath_gateway::observe::telemetry::exporter;
 use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_gateway::watchdog::heartbeat::named;
-use wornpath_gateway::watchdog::supervise::tend;
+use wornpath_gateway::watchdog::supervise;
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {
@@ -142,13 +142,13 @@ pub fn start_with(
                 logging,
             );
             let listener = Arc::new(listener);
-            tend(background, "listening to operators", &Arc::new(admin), move |admin| {
+            supervise(background, "admin listener", &Arc::new(admin), move |admin| {
                 serve(admin, Arc::clone(&listener))
             });
             Some(bound)
         }
     };
-    tend(background, "watching files", &running, RunningConfig::follow);
+    supervise(background, "configuration watcher", &running, RunningConfig::follow);
     if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
         let access = match (guarded.token, &guarded.tls) {
@@ -158,15 +158,15 @@ pub fn start_with(
         let listener = background.block_on(TcpListener::bind(address));
         let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
         let listener = Arc::new(listener);
-        tend(background, "listening to sidecars", &running, move |running| {
+        supervise(background, "event listener", &running, move |running| {
             take_pushes(running, Arc::clone(&listener), access.clone())
         });
     }
-    tend(background, "reading brokers", &running, read_brokers);
-    tend(background, "finding pods", &running, find_pods);
-    tend(background, "reading engines", &running, read_engines);
+    supervise(background, "event brokers", &running, read_brokers);
+    supervise(background, "pod discovery", &running, find_pods);
+    supervise(background, "engine scrapes", &running, read_engines);
     let counts = Arc::clone(&metrics);
-    tend(background, "judging predictions", gateway.pods(), move |pods| {
+    supervise(background, "prediction watch", gateway.pods(), move |pods| {
         silent_pods::watch(pods, Arc::clone(&counts))
     });
     Ok(AdminContext { metrics, running, recent, admin })

@@ -218,7 +218,7 @@ async fn drive(
             let finished = finished?.context(CANNOT_GO_ON)?;
             return Ok((finished.publisher, None, started.elapsed()));
         }
-        ended = wornpath_gateway::told_to_end() => { ended?; Early::Interrupted }
+        ended = wornpath_gateway::shutdown_signal() => { ended?; Early::Interrupted }
         () = until(arguments.deadline) => Early::Deadline,
         () = nobody_there(seen, arguments) => Early::NoPods,
     };

@@ -10,7 +10,7 @@ use crate::proxy::handle::relayed;
 use crate::proxy::headers;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
-use crate::watchdog::task::TaskName;
+use crate::watchdog::TaskName;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
