@@ -3,7 +3,7 @@
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::http::metrics_page;
 use crate::observe::summary::Api;
-use crate::percent::decoded;
+use crate::percent::decode;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
 use crate::proxy::handle::relayed;
@@ -127,7 +127,7 @@ fn models(worker: &Worker) -> Response<ClientReply> {
 
 /// One model, by a name that may be written with escapes, as `org%2Fmodel`.
 fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
-    let name = decoded(name).unwrap_or_else(|| name.to_owned());
+    let name = decode(name).unwrap_or_else(|| name.to_owned());
     let snapshot = worker.gateway.snapshot();
     match snapshot.cards().iter().find(|card| card["id"] == *name) {
         Some(card) => shown(card),

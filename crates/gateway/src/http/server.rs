@@ -8,7 +8,7 @@ use crate::fleet::checkpoint;
 use crate::fleet::probe::look_after;
 use crate::fleet::registry::ApplyError;
 use crate::http::router::respond;
-use crate::listener::leave_after;
+use crate::listener::set_user_timeout;
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
 use crate::watchdog::TaskName;
@@ -291,7 +291,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
         if stream.set_nodelay(true).is_err() {
             continue;
         }
-        if let Err(error) = leave_after(&stream, patience) {
+        if let Err(error) = set_user_timeout(&stream, patience) {
             tracing::debug!(%error, "a client that takes nothing of its answer will not be left");
         }
         gateway.connection_count().fetch_add(1, Relaxed);

@@ -83,7 +83,7 @@ async fn hear_out(
     match tls {
         None => service.speak(stream, access).await,
         Some(tls) => {
-            if let Some(stream) = listener::greeted(stream, &tls).await {
+            if let Some(stream) = listener::tls_handshake(stream, &tls).await {
                 service.speak(stream, access).await;
             }
         }
