@@ -13,10 +13,10 @@ use crate::admin::{Admin, Logging};
 use crate::recent::RecentDecisions;
 use crate::serve;
 use wornpath_config::{Config, Tokenizers};
-use wornpath_gateway::fleet::discovery::find_pods;
-use wornpath_gateway::fleet::discovery::reader::read_engines;
-use wornpath_gateway::fleet::discovery::sources::{read_brokers, take_pushes};
-use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig};
+use wornpath_gateway::fleet::discovery::discover_pods;
+use wornpath_gateway::fleet::discovery::reader::scrape_engines;
+use wornpath_gateway::fleet::discovery::sources::{consume_brokers, serve_pushes};
+use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig, StartConfig};
 use wornpath_gateway::fleet::silent_pods;
 use wornpath_gateway::observe::metrics::Metrics;
 use wornpath_gateway::observe::summary::SummaryObserver;
@@ -106,7 +106,7 @@ pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<AdminContext, Start
 pub fn start_with(
     gateway: &Arc<Gateway>,
     setup: Setup,
-    on_top: CommandLineOverrides,
+    overrides: CommandLineOverrides,
 ) -> Result<AdminContext, StartError> {
     let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<RecentDecisions>::default());
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
@@ -121,8 +121,9 @@ pub fn start_with(
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;
-    let running = (Arc::clone(gateway.pods()), Arc::clone(&metrics));
-    let running = Arc::new(RunningConfig::new(running, (path, config), tokenizers, on_top));
+    let start = StartConfig { path, config, tokenizers, overrides };
+    let running = RunningConfig::new(Arc::clone(gateway.pods()), Arc::clone(&metrics), start);
+    let running = Arc::new(running);
     let background = gateway.pods().background();
     let settings = gateway.settings();
     let admin = match settings.admin {
@@ -159,12 +160,12 @@ pub fn start_with(
         let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
         let listener = Arc::new(listener);
         supervise(background, "event listener", &running, move |running| {
-            take_pushes(running, Arc::clone(&listener), access.clone())
+            serve_pushes(running, Arc::clone(&listener), access.clone())
         });
     }
-    supervise(background, "event brokers", &running, read_brokers);
-    supervise(background, "pod discovery", &running, find_pods);
-    supervise(background, "engine scrapes", &running, read_engines);
+    supervise(background, "event brokers", &running, consume_brokers);
+    supervise(background, "pod discovery", &running, discover_pods);
+    supervise(background, "engine scrapes", &running, scrape_engines);
     let counts = Arc::clone(&metrics);
     supervise(background, "prediction watch", gateway.pods(), move |pods| {
         silent_pods::watch(pods, Arc::clone(&counts))

@@ -106,7 +106,7 @@ pub(crate) fn carry_over(before: &Settings, settings: &mut Settings, entries: &[
 
 impl PodRegistry {
     /// Takes in what the engine at `url` reports of its block size on its page of metrics; none if there is no page.
-    pub(crate) fn note_block_size(&self, url: &str, page: Option<&str>) {
+    pub(crate) fn record_block_size(&self, url: &str, page: Option<&str>) {
         let reported = page.and_then(scrape::block_size);
         if self.has_noted(url, reported) {
             return;

@@ -94,14 +94,14 @@ impl PodRegistry {
     /// # Errors
     /// What is wrong with them.
     pub fn apply(&self, settings: Settings) -> Result<(), ApplyError> {
-        self.adopt(settings, &[])
+        self.apply_adopting(settings, &[])
     }
 
-    /// The same, where some of the pods were brought by somebody else before.
+    /// Like [`Self::apply`], where pods in `adopted`, of other owners so far, are now listed.
     ///
     /// # Errors
     /// What is wrong with the settings.
-    pub(crate) fn adopt(
+    pub(crate) fn apply_adopting(
         &self,
         mut settings: Settings,
         adopted: &[PodSettings],

@@ -220,7 +220,7 @@ async fn note_block_size(registry: &PodRegistry, entry: &PodEntry) {
     }
     let page = metrics_page(entry, &settings.reach);
     let page = tokio::time::timeout(REPORT_WITHIN, page).await.ok().flatten();
-    registry.note_block_size(url, page.as_deref());
+    registry.record_block_size(url, page.as_deref());
 }
 
 /// Where some models are listed, so that their prompts can be tokenized, a pod may still serve another.

@@ -54,7 +54,7 @@ fn start(settings: Settings) -> (Arc<PodRegistry>, Runtime) {
 
 fn report(registry: &PodRegistry, pod: usize, size: usize) {
     let page = format!("vllm:cache_config_info{{block_size=\"{size}\"}} 1.0\n");
-    registry.note_block_size(&url(pod), Some(&page));
+    registry.record_block_size(&url(pod), Some(&page));
 }
 
 /// Tokens that are whole blocks of every size here.
@@ -113,13 +113,13 @@ fn engines_of_different_sizes_have_the_greatest_divisor_and_it_never_grows() {
 #[test]
 fn an_engine_that_reports_nothing_leaves_the_size_as_assumed_until_another_reports() {
     let (registry, _runtime) = start(settings(2, vec![model("m", BlockSize::default())]));
-    registry.note_block_size(&url(0), None);
+    registry.record_block_size(&url(0), None);
     assert_eq!(size(&registry), BlockSize::Assumed(tokens(16)));
-    registry.note_block_size(&url(0), Some("vllm:num_requests_waiting 0\n"));
+    registry.record_block_size(&url(0), Some("vllm:num_requests_waiting 0\n"));
     assert_eq!(size(&registry), BlockSize::Assumed(tokens(16)));
     report(&registry, 1, 64);
     assert_eq!(size(&registry), BlockSize::Reported(tokens(64)));
-    registry.note_block_size(&url(1), None);
+    registry.record_block_size(&url(1), None);
     assert_eq!(size(&registry), BlockSize::Reported(tokens(64)), "one miss is no news");
 }
 
