@@ -175,7 +175,7 @@ impl PodRegistry {
             }
         }
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        entries.iter().for_each(|entry| self.bind(entry));
+        entries.iter().for_each(|entry| self.bind_model(entry));
         for (_, model) in changed {
             if let BlockSize::Reported(tokens) = model.block_size {
                 tracing::info!(

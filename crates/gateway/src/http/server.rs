@@ -5,7 +5,7 @@
 //! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the inbox.
 
 use crate::fleet::checkpoint;
-use crate::fleet::probe::look_after;
+use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
 use crate::http::router::respond;
 use crate::listener::set_user_timeout;
@@ -163,11 +163,11 @@ async fn accept_until_told(
     supervise(elsewhere, "keeping events' time", gateway.pods().events(), keep_time);
     // No worker that answers clients has this number.
     let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
-    let look_after = |overseer: Arc<Worker>| async move {
+    let maintain_pods = |overseer: Arc<Worker>| async move {
         let registry = Arc::clone(overseer.gateway.pods());
-        look_after(registry, || overseer.gateway.wait_queue.poll(&*overseer)).await
+        maintain_pods(registry, || overseer.gateway.wait_queue.poll(&*overseer)).await
     };
-    supervise(elsewhere, "looking after pods", &overseer, look_after);
+    supervise(elsewhere, "pod probes", &overseer, maintain_pods);
     if let Some(checkpoint) = &gateway.checkpoint {
         let registry = Arc::clone(gateway.pods());
         let keep = move |checkpoint| checkpoint::keep(checkpoint, Arc::clone(&registry));

@@ -96,7 +96,7 @@ async fn route(
     let mut read = read_body(worker, record.api, &call, length).await?;
     let (mut snapshot, routes) = (gateway.snapshot(), gateway.routes());
     if snapshot.may_yet_serve(&read.model) {
-        snapshot = Box::pin(gateway.pods().snapshot_after_introductions(&read.model)).await;
+        snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&read.model)).await;
     }
     read.request.model = snapshot.model(&read.model);
     read.request.arrival = arrived;

@@ -187,7 +187,7 @@ fn what_was_reported_stays_under_a_new_configuration_and_is_known_of_a_model_tha
     let mut first = settings(1, vec![n.clone()]);
     first.pods[0].facts.models.clear();
     let (registry, _runtime) = start(first.clone());
-    registry.introduce(&url(0), &Arc::from([json!({"id": "m"})]));
+    registry.set_models(&url(0), &Arc::from([json!({"id": "m"})]));
     report(&registry, 0, 32);
     let block_size = |at: usize| registry.settings().models[at].block_size;
     assert_eq!(block_size(0), BlockSize::default(), "the pod serves another model");
