@@ -170,8 +170,9 @@ async fn accept_until_told(
     supervise(elsewhere, "pod probes", &overseer, maintain_pods);
     if let Some(checkpoint) = &gateway.checkpoint {
         let registry = Arc::clone(gateway.pods());
-        let keep = move |checkpoint| checkpoint::keep(checkpoint, Arc::clone(&registry));
-        supervise(elsewhere, "keeping a checkpoint", checkpoint, keep);
+        let keep =
+            move |checkpoint| checkpoint::write_periodically(checkpoint, Arc::clone(&registry));
+        supervise(elsewhere, "checkpoint writes", checkpoint, keep);
     }
     let answer_bell = |overseer: Arc<Worker>| async move {
         overseer.gateway.wait_queue.answer_bell(&*overseer).await
