@@ -21,8 +21,8 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
         tokio::time::sleep(CHECK_INTERVAL).await;
         // Here too, since the metrics page may never be scraped.
         let snapshot = registry.snapshot();
-        metrics.forget(registry.now(), |pod| snapshot.named(pod.as_str()).is_some());
-        for (pod, verdict) in metrics.judge() {
+        metrics.prune(registry.now(), |pod| snapshot.named(pod.as_str()).is_some());
+        for (pod, verdict) in metrics.update_verdicts() {
             match verdict {
                 AccuracyVerdict::Optimistic | AccuracyVerdict::Pessimistic => {
                     tracing::error!(%pod, reason = verdict.to_string(), "cache predictions unreliable");
@@ -49,7 +49,7 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
 /// one.
 fn silent_pods(registry: &PodRegistry, metrics: &Metrics) -> Vec<Name> {
     let feeds = registry.events().status(registry.now());
-    let answered = metrics.answers();
+    let answered = metrics.responses();
     let snapshot = registry.snapshot();
     let pods = snapshot.fleet().pods().iter();
     let should = pods.filter(|pod| pod.vitals().trust() != EventTrust::Guessed);

@@ -1,7 +1,8 @@
-//! What is taken down of the few requests that somebody wants to look at: how they were decided and called.
+//! What is taken down of the few requests that somebody wants to look at: how they were decided and
+//! called.
 //!
-//! Decisions a second are taken down for operators, and a share of all requests for a collector of traces.
-//! All others cost a comparison.
+//! Decisions a second are taken down for operators, and a share of all requests for a collector of
+//! traces. All others cost a comparison.
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::sync::Arc;
@@ -61,7 +62,8 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads `traceparent`. None if there is none, it is malformed, or the caller does not want it traced.
+    /// Reads `traceparent`. None if there is none, it is malformed, or the caller does not want it
+    /// traced.
     fn read(headers: &HeaderMap, span: u64) -> Option<Self> {
         let (trace, parent, is_sampled) = Self::said(headers)?;
         is_sampled.then_some(Self { trace, parent: Some(parent), span })
@@ -89,7 +91,8 @@ impl TraceContext {
         is_good.then_some((trace, parent, is_sampled))
     }
 
-    /// Takes out a `traceparent` that says nothing, and the `tracestate` that belongs to it: as if there were none.
+    /// Takes out a `traceparent` that says nothing, and the `tracestate` that belongs to it: as if
+    /// there were none.
     pub(crate) fn drop_malformed(headers: &mut HeaderMap) {
         if headers.contains_key(TRACEPARENT) && Self::said(headers).is_none() {
             headers.remove(TRACEPARENT);
@@ -111,7 +114,8 @@ impl TraceContext {
 pub(crate) struct Sampler {
     /// Microseconds since the start until which no decision is explained.
     next: AtomicU64,
-    /// The configured rate that `next` was computed with, as bits: another rate takes effect at once.
+    /// The configured rate that `next` was computed with, as bits: another rate takes effect at
+    /// once.
     rate: AtomicU64,
 }
 

@@ -1,7 +1,7 @@
 //! Sends what was seen of traced requests to a collector: OTLP over HTTP, in JSON.
 //!
-//! Written by hand because it is small: what is sent is a list of spans, once a second. Whoever answers
-//! clients never waits for it: if the collector is slow, spans are dropped and counted.
+//! Written by hand because it is small: what is sent is a list of spans, once a second. Whoever
+//! answers clients never waits for it: if the collector is slow, spans are dropped and counted.
 
 use crate::observe::request_trace::{RequestTrace, TraceContext};
 use crate::observe::summary::{RequestSummary, SummaryObserver};
@@ -28,7 +28,8 @@ const MOST_WAITING: usize = 4096;
 /// Requests that are sent at a time.
 const MOST_AT_ONCE: usize = 256;
 const SEND_EVERY: Duration = Duration::from_secs(1);
-/// How long the end of the process waits for what is not sent yet; less than the watchdog allows for it.
+/// How long the end of the process waits for what is not sent yet; less than the watchdog allows
+/// for it.
 const FINISH_WITHIN: Duration = Duration::from_millis(1500);
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 const PATIENCE: Timeouts = Timeouts {

@@ -1,7 +1,8 @@
-//! Traffic taken down so that it can be replayed: when requests came, how long they were, and which blocks they share.
+//! Traffic taken down so that it can be replayed: when requests came, how long they were, and which
+//! blocks they share.
 //!
-//! Only while somebody asks for it, and never a word of a prompt: a block is named by its keyed hash. What nobody
-//! fetches in time gives way to what came later, and is counted as missed.
+//! Only while somebody asks for it, and never a word of a prompt: a block is named by its keyed
+//! hash. What nobody fetches in time gives way to what came later, and is counted as missed.
 
 use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, TrafficStream};
 use serde_json::{Value, json};
@@ -81,8 +82,8 @@ impl TrafficRecorder {
         }))
     }
 
-    /// What has ended since `after`, a number that an earlier call gave; and that requests which come from now on are
-    /// taken down.
+    /// What has ended since `after`, a number that an earlier call gave; and that requests which
+    /// come from now on are taken down.
     pub fn since(&self, after: Option<u64>, now: Moment) -> Value {
         self.until.store(millis(now + AFTER_ASKING), Relaxed);
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,15 +1,16 @@
-//! Every metric there is, declared once: what is exported and what is documented cannot differ.
+//! The declarations of all metrics. The page and its documentation are both generated from them, so
+//! they cannot differ.
 
 use std::fmt::{self, Write};
 
-/// What a metric's numbers mean.
+/// The type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts by size.
+    /// Counts values by bucket.
     Histogram,
 }
 
@@ -26,13 +27,13 @@ impl fmt::Display for MetricKind {
 /// A metric's name, labels and meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Family {
-    /// Its name.
+    /// The name in the exposition format.
     pub name: &'static str,
-    /// What its numbers mean.
+    /// Counter, gauge or histogram.
     pub kind: MetricKind,
-    /// Its labels, in order.
+    /// The names of the labels, in order.
     pub labels: &'static [&'static str],
-    /// What it tells, in one sentence.
+    /// The help text.
     pub help: &'static str,
 }
 
