@@ -88,7 +88,7 @@ async fn route(
     let Ingress { tenant, mut call, shown } = ingress::take_in(request, id, &settings).await?;
     let turn = turn(worker, tenant)?;
     let random = || worker.random();
-    let mut seen = gateway.sampler.look(&settings, &call.headers, arrived, random);
+    let mut seen = gateway.sampler.sample(&settings, &call.headers, arrived, random);
     if let Some(trace) = seen.as_ref().and_then(|seen| seen.trace) {
         trace.write(&mut call.headers);
     }
