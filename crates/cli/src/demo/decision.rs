@@ -20,7 +20,7 @@ pub(super) fn show_plan(record: &RequestSummary, out: &mut dyn Write) -> anyhow:
 }
 
 fn seen(record: &RequestSummary) -> anyhow::Result<&RequestTrace> {
-    record.seen.as_deref().with_context(|| format!("request `{}` was not taken down", record.id))
+    record.trace.as_deref().with_context(|| format!("request `{}` was not taken down", record.id))
 }
 
 fn planned(step: &StepExplanation) -> String {

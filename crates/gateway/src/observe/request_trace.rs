@@ -31,7 +31,7 @@ pub struct RequestTrace {
     /// Its calls to pods, in order.
     pub calls: Vec<CallTrace>,
     /// Its place in a distributed trace, if it is exported to a collector.
-    pub trace: Option<TraceContext>,
+    pub context: Option<TraceContext>,
 }
 
 /// One call to a pod.
@@ -135,7 +135,7 @@ impl Sampler {
         now: Moment,
         random: impl Fn() -> u64,
     ) -> Option<Box<RequestTrace>> {
-        let trace = settings.telemetry.as_ref().and_then(|telemetry| {
+        let context = settings.telemetry.as_ref().and_then(|telemetry| {
             let continued = TraceContext::read(headers, 0);
             // A caller that opts out is not traced; one without a context is traced at random.
             let is_drawn = || {
@@ -145,15 +145,15 @@ impl Sampler {
             let new = || is_drawn().then_some(TraceContext { trace: 0, parent: None, span: 0 });
             continued.or_else(new)
         });
-        let trace = trace.map(|context| {
+        let context = context.map(|context| {
             let own = || u128::from(random()) << 64 | u128::from(random() | 1);
             let trace = if context.trace == 0 { own() } else { context.trace };
             TraceContext { trace, span: random() | 1, ..context }
         });
-        if trace.is_none() && !self.explains(settings, now) {
+        if context.is_none() && !self.explains(settings, now) {
             return None;
         }
-        Some(Box::new(RequestTrace { arrived: now, trace, ..RequestTrace::default() }))
+        Some(Box::new(RequestTrace { arrived: now, context, ..RequestTrace::default() }))
     }
 
     fn explains(&self, settings: &Settings, now: Moment) -> bool {
@@ -178,8 +178,8 @@ impl Sampler {
 }
 
 /// A finished trace, for the summary.
-pub(crate) fn kept(seen: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>> {
-    seen.map(|seen| Arc::new(*seen))
+pub(crate) fn kept(trace: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>> {
+    trace.map(|trace| Arc::new(*trace))
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
             Settings { explained: 0.0, telemetry: Some(telemetry), ..Settings::default() };
         let sampler = Sampler::default();
         let sample = |headers: &HeaderMap, random| {
-            sampler.sample(&settings, headers, Duration::ZERO, || random)?.trace
+            sampler.sample(&settings, headers, Duration::ZERO, || random)?.context
         };
         let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let context = sample(&headers(given), 8).unwrap();

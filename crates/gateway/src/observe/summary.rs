@@ -132,9 +132,9 @@ pub struct RequestSummary {
     /// Chunks of the response; in a stream, about one per token.
     pub pieces: u64,
     /// The shape of the prompt without its text, if traffic is recorded.
-    pub trail: Option<Box<TrafficStream>>,
+    pub traffic: Option<Box<TrafficStream>>,
     /// The decision and the calls, if the request was sampled.
-    pub seen: Option<Arc<RequestTrace>>,
+    pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl RequestSummary {
@@ -160,8 +160,8 @@ impl RequestSummary {
             usage: Usage::default(),
             computed: None,
             pieces: 0,
-            trail: None,
-            seen: None,
+            traffic: None,
+            trace: None,
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct Exporter {
 
 impl SummaryObserver for Exporter {
     fn ended(&self, record: &RequestSummary) {
-        let is_traced = record.seen.as_ref().is_some_and(|seen| seen.trace.is_some());
+        let is_traced = record.trace.as_ref().is_some_and(|trace| trace.context.is_some());
         if !is_traced {
             return;
         }
@@ -191,8 +191,8 @@ impl Sender {
     async fn send(&self, batch: &[RequestSummary]) -> Result<(), String> {
         let spans: Vec<Value> = batch
             .iter()
-            .filter_map(|record| Some((record, record.seen.as_deref()?)))
-            .flat_map(|(record, seen)| spans(record, seen, self.zero))
+            .filter_map(|record| Some((record, record.trace.as_deref()?)))
+            .flat_map(|(record, trace)| spans(record, trace, self.zero))
             .collect();
         let service = attribute("service.name", &self.service.as_str().into());
         let body = json!({"resourceSpans": [{
@@ -232,24 +232,24 @@ impl Sender {
 }
 
 /// The span of the request, with child spans for preparation, decision and calls.
-fn spans(record: &RequestSummary, seen: &RequestTrace, zero: u128) -> Vec<Value> {
-    let Some(context) = seen.trace else { return Vec::new() };
+fn spans(record: &RequestSummary, trace: &RequestTrace, zero: u128) -> Vec<Value> {
+    let Some(context) = trace.context else { return Vec::new() };
     let mut all = ChildSpans { context, zero, spans: Vec::new() };
-    let at = seen.prepared;
-    let prepare = &seen.explanation.prepare;
+    let at = trace.prepared;
+    let prepare = &trace.explanation.prepare;
     let took = prepare.iter().map(|(_, took)| *took).sum::<Duration>();
     let names: Vec<_> = prepare.iter().map(|(name, _)| *name).collect();
     all.add("prepare", (at, at + took), &[("wornpath.plugins", names.join(",").into())]);
-    let mut at = seen.decided;
-    if let Some(took) = seen.explanation.lookup {
+    let mut at = trace.decided;
+    if let Some(took) = trace.explanation.lookup {
         all.add("lookup", (at, at + took), &[]);
         at += took;
     }
-    for step in &seen.explanation.steps {
+    for step in &trace.explanation.steps {
         at = add_step(&mut all, step, at);
     }
-    add_wait(&mut all, record, seen, at);
-    for call in &seen.calls {
+    add_wait(&mut all, record, trace, at);
+    for call in &trace.calls {
         let mut attributes = vec![
             ("wornpath.step", call.step.as_str().into()),
             ("url.full", call.url.as_str().into()),
@@ -257,7 +257,7 @@ fn spans(record: &RequestSummary, seen: &RequestTrace, zero: u128) -> Vec<Value>
         attributes.extend(call.failure.as_deref().map(|why| ("error.type", why.into())));
         all.add("call", (call.started, call.ended), &attributes);
     }
-    all.spans.insert(0, root(record, seen, context, zero));
+    all.spans.insert(0, root(record, trace, context, zero));
     all.spans
 }
 
@@ -292,8 +292,8 @@ fn add_step(all: &mut ChildSpans, step: &StepExplanation, mut at: Moment) -> Mom
 }
 
 /// Adds the spans of the admission check and of the wait queue.
-fn add_wait(all: &mut ChildSpans, record: &RequestSummary, seen: &RequestTrace, at: Moment) {
-    let judges = &seen.explanation.hold;
+fn add_wait(all: &mut ChildSpans, record: &RequestSummary, trace: &RequestTrace, at: Moment) {
+    let judges = &trace.explanation.hold;
     let took: Duration = judges.iter().map(|judge| judge.took).sum();
     if !judges.is_empty() {
         let mut attributes =
@@ -302,9 +302,9 @@ fn add_wait(all: &mut ChildSpans, record: &RequestSummary, seen: &RequestTrace, 
         attributes.extend(objection.map(|why| ("wornpath.objection", why.into())));
         all.add("hold", (at, at + took), &attributes);
     }
-    if seen.has_waited {
+    if trace.has_waited {
         let from = at + took;
-        all.add("wait", (from, (seen.arrived + record.decided).max(from)), &[]);
+        all.add("wait", (from, (trace.arrived + record.decided).max(from)), &[]);
     }
 }
 
@@ -312,7 +312,7 @@ fn joined(names: impl Iterator<Item = String>) -> Value {
     names.collect::<Vec<_>>().join(", ").into()
 }
 
-fn root(record: &RequestSummary, seen: &RequestTrace, context: TraceContext, zero: u128) -> Value {
+fn root(record: &RequestSummary, trace: &RequestTrace, context: TraceContext, zero: u128) -> Value {
     let usage = record.usage;
     let pod = record.pod.as_ref().map(|(_, name)| name.as_str());
     let attributes: Vec<(&str, Option<Value>)> = vec![
@@ -323,7 +323,7 @@ fn root(record: &RequestSummary, seen: &RequestTrace, context: TraceContext, zer
         ("gen_ai.request.model", Some(record.model.as_str().into())),
         ("wornpath.pod", pod.map(Into::into)),
         ("wornpath.end", Some(record.ended.word().into())),
-        ("wornpath.has_waited", Some(seen.has_waited.into())),
+        ("wornpath.has_waited", Some(trace.has_waited.into())),
         ("wornpath.retries", Some(record.retries.into())),
         ("wornpath.cached_tokens.predicted", record.predicted_tokens.map(Into::into)),
         ("wornpath.cached_tokens.actual", record.computed().1.cached_tokens.map(Into::into)),
@@ -340,8 +340,8 @@ fn root(record: &RequestSummary, seen: &RequestTrace, context: TraceContext, zer
         "name": record.api.word(),
         // SPAN_KIND_SERVER.
         "kind": 2,
-        "startTimeUnixNano": nanos(zero, seen.arrived),
-        "endTimeUnixNano": nanos(zero, seen.arrived + record.total),
+        "startTimeUnixNano": nanos(zero, trace.arrived),
+        "endTimeUnixNano": nanos(zero, trace.arrived + record.total),
         "attributes": attributes,
         "status": {"code": if record.status >= 500 { 2 } else { 0 }},
     });
@@ -420,14 +420,14 @@ mod tests {
             objection: Some("300 ms of prefill".to_owned()),
             took: ms(1),
         };
-        let seen = RequestTrace {
+        let trace = RequestTrace {
             arrived: ms(100),
             prepared: ms(100),
             decided: ms(110),
             explanation: Explanation { hold: vec![judge], ..Explanation::default() },
             has_waited: true,
             calls: Vec::new(),
-            trace: Some(TraceContext { trace: 1, parent: None, span: 2 }),
+            context: Some(TraceContext { trace: 1, parent: None, span: 2 }),
         };
         let record = RequestSummary {
             profile: "p".into(),
@@ -438,7 +438,7 @@ mod tests {
             total: ms(90),
             ..RequestSummary::new("r", Api::Chat)
         };
-        let spans = spans(&record, &seen, 0);
+        let spans = spans(&record, &trace, 0);
         let named = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();
         assert_eq!(named("wait")["startTimeUnixNano"], "111000000");
         assert_eq!(named("wait")["endTimeUnixNano"], "161000000");

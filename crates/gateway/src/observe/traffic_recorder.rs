@@ -42,14 +42,14 @@ struct Buffer {
 #[derive(Debug)]
 struct RecordedRequest {
     model: Name,
-    trail: TrafficStream,
+    traffic: TrafficStream,
     /// Tokens of the response, if it was complete.
     output: Option<u64>,
 }
 
 impl RecordedRequest {
     fn json(&self) -> Value {
-        let TrafficStream { arrived, blocks, block_tokens, prompt_tokens } = &self.trail;
+        let TrafficStream { arrived, blocks, block_tokens, prompt_tokens } = &self.traffic;
         let blocks: Vec<String> = blocks.iter().map(|block| format!("{:016x}", block.0)).collect();
         json!({
             "arrived_us": micros(*arrived),
@@ -64,7 +64,7 @@ impl RecordedRequest {
 
 impl TrafficRecorder {
     /// The shape of a prepared request, if traffic is being recorded.
-    pub(crate) fn trail(
+    pub(crate) fn prompt_shape(
         &self,
         profile: &Profile,
         context: &RoutingContext,
@@ -100,11 +100,11 @@ impl TrafficRecorder {
 
     fn push(&self, request: RecordedRequest) {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        buffer.blocks += request.trail.blocks.len();
+        buffer.blocks += request.traffic.blocks.len();
         buffer.requests.push_back(request);
         while buffer.blocks > MAX_BLOCKS || buffer.requests.len() > MAX_REQUESTS {
             let Some(oldest) = buffer.requests.pop_front() else { break };
-            buffer.blocks -= oldest.trail.blocks.len();
+            buffer.blocks -= oldest.traffic.blocks.len();
             buffer.dropped += 1;
         }
     }
@@ -112,13 +112,13 @@ impl TrafficRecorder {
 
 impl SummaryObserver for TrafficRecorder {
     fn ended(&self, record: &RequestSummary) {
-        let Some(trail) = &record.trail else { return };
+        let Some(traffic) = &record.traffic else { return };
         let is_complete = record.ended == RequestEnd::Whole && (200..300).contains(&record.status);
         // An engine that reports no usage still sends about one chunk per token.
         let output = record.usage.output_tokens.unwrap_or(record.pieces);
         self.push(RecordedRequest {
             model: record.model.clone(),
-            trail: TrafficStream::clone(trail),
+            traffic: TrafficStream::clone(traffic),
             output: is_complete.then_some(output),
         });
     }
@@ -139,14 +139,14 @@ mod tests {
     use wornpath_blocks::BlockHash;
 
     fn record(blocks: usize) -> RequestSummary {
-        let trail = TrafficStream {
+        let traffic = TrafficStream {
             arrived: Duration::from_micros(7),
             blocks: (0..blocks as u64).map(BlockHash).collect(),
             block_tokens: 16,
             prompt_tokens: 16 * blocks + 3,
         };
         RequestSummary {
-            trail: Some(Box::new(trail)),
+            traffic: Some(Box::new(traffic)),
             status: 200,
             ended: RequestEnd::Whole,
             ..RequestSummary::new("a", Api::Chat)
@@ -164,7 +164,7 @@ mod tests {
         });
         recorder.ended(&RequestSummary { pieces: 9, ..record(1) });
         recorder.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(1) });
-        recorder.ended(&RequestSummary { trail: None, ..record(1) });
+        recorder.ended(&RequestSummary { traffic: None, ..record(1) });
         let fetched = recorder.since(Some(0), Duration::ZERO);
         assert_eq!(fetched["next"], 3);
         assert_eq!(

@@ -89,7 +89,7 @@ async fn route(
     let turn = turn(worker, tenant)?;
     let random = || worker.random();
     let mut seen = gateway.sampler.sample(&settings, &call.headers, arrived, random);
-    if let Some(trace) = seen.as_ref().and_then(|seen| seen.trace) {
+    if let Some(trace) = seen.as_ref().and_then(|seen| seen.context) {
         trace.write(&mut call.headers);
     }
     let length = settings.limits.length(call.body.len());
@@ -122,13 +122,13 @@ async fn route(
     let whole_answer = is_whole.then_some(settings.unstreamed);
     let prepared = prepare(worker, profile, (read, length), &mut seen).await;
     if prepared.is_err() {
-        record.seen = kept(seen.take());
+        record.trace = kept(seen.take());
     }
     let context = prepared?;
-    record.trail = gateway.recorder().trail(profile, &context, arrived);
+    record.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, (context, length), &mut seen).await;
     if decided.is_err() {
-        record.seen = kept(seen.take());
+        record.trace = kept(seen.take());
     }
     let (context, plan, untold) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
@@ -158,6 +158,6 @@ async fn route(
     untold.tell(worker);
     let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
     let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
-    record.seen = kept(seen);
+    record.trace = kept(seen);
     Ok((carried?, turn))
 }

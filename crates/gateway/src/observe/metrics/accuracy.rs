@@ -127,25 +127,25 @@ impl fmt::Display for AccuracyVerdict {
 /// update.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AccuracyMeter {
-    seen: PredictionTally,
+    judged: PredictionTally,
     verdict: AccuracyVerdict,
 }
 
 /// A meter that counts only what follows the tally.
 impl From<PredictionTally> for AccuracyMeter {
-    fn from(seen: PredictionTally) -> Self {
-        Self { seen, verdict: AccuracyVerdict::Unknown }
+    fn from(judged: PredictionTally) -> Self {
+        Self { judged, verdict: AccuracyVerdict::Unknown }
     }
 }
 
 impl AccuracyMeter {
     /// Updates the verdict by the tally so far, and returns it if it changed.
     pub fn update(&mut self, now: PredictionTally) -> Option<AccuracyVerdict> {
-        let verdict = now.since(self.seen).verdict();
+        let verdict = now.since(self.judged).verdict();
         if verdict == AccuracyVerdict::Unknown {
             return None;
         }
-        self.seen = now;
+        self.judged = now;
         let changed = verdict != self.verdict;
         self.verdict = verdict;
         changed.then_some(verdict)
