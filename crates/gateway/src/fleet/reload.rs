@@ -424,8 +424,9 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     if old.base_settings().breaker != new.base_settings().breaker {
         sections.push("breaker");
     }
-    let (sharing, key) = (new.base_settings().sharing, &new.base_settings().key);
-    if (old.base_settings().sharing, &old.base_settings().key) != (sharing, key) {
+    let is_rehashed = old.base_settings().sharing != new.base_settings().sharing
+        || old.base_settings().key != new.base_settings().key;
+    if is_rehashed {
         sections.push("isolation");
     }
     sections

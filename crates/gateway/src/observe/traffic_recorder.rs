@@ -82,8 +82,8 @@ impl TrafficRecorder {
         }))
     }
 
-    /// The requests finished since `after`, the `next` of an earlier call, as JSON. Every call keeps the
-    /// recording going.
+    /// The requests finished since `after`, the `next` of an earlier call, as JSON. Every call
+    /// keeps the recording going.
     pub fn since(&self, after: Option<u64>, now: Moment) -> Value {
         self.until.store(millis(now + RECORD_FOR), Relaxed);
         let buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);

@@ -218,8 +218,13 @@ fn the_size_of_a_checkpoint_is_restored_unless_another_is_configured() {
     let record = |model: &str, block_size| {
         let root = Settings::default().key.root(&Scope::model(model));
         let naming = BlockIdentity { root, block_size, names: BlockIdScheme::default() };
-        let (memo, partial_groups, items) = (ResumePoint::default(), Vec::new(), Vec::new());
-        PodCheckpoint { pod: "a".into(), naming, memo, partial_groups, items }
+        PodCheckpoint {
+            pod: "a".into(),
+            naming,
+            memo: ResumePoint::default(),
+            partial_groups: Vec::new(),
+            items: Vec::new(),
+        }
     };
     let configured = BlockSize::Configured(tokens(16));
     let models = vec![
