@@ -52,9 +52,9 @@ pub(crate) fn add(call: &AdminCall<'_>) -> AdminResult {
     }
     // Who was listed or discovered and removed by an operator gives its name and address up.
     running.forget(&pod);
-    running.bring(PodOwner::Operator, &pod, &[]).map_err(|error| {
+    running.add_pod(PodOwner::Operator, &pod, &[]).map_err(|error| {
         AdminError::new(
-            if matches!(error, AddPodError::Taken(_)) { 409 } else { 422 },
+            if matches!(error, AddPodError::Conflict(_)) { 409 } else { 422 },
             error.to_string(),
         )
     })?;
@@ -65,13 +65,14 @@ pub(crate) fn add(call: &AdminCall<'_>) -> AdminResult {
 pub(crate) fn remove(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
     let name = call.name;
-    let is_operators = matches!(running.roll().get(name), Some((PodOwner::Operator, _)));
+    let is_operators =
+        running.ownership().get(name).is_some_and(|pod| pod.owner == PodOwner::Operator);
     if is_operators {
         running.release(PodOwner::Operator, name);
     } else {
         // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
         for_each_rank(call, |name| running.pods().remove_pod(name))?;
-        running.tell_changed();
+        running.notify_changed();
     }
     tracing::info!(pod = name, "removed by an operator");
     Ok(AdminReply::Json(json!({ "removed": name })))
@@ -93,8 +94,8 @@ pub(crate) fn resume(call: &AdminCall<'_>) -> AdminResult {
 /// whether there was one.
 fn for_each_rank(call: &AdminCall<'_>, action: impl Fn(&str) -> bool) -> Result<(), AdminError> {
     let mut was_there = action(call.name);
-    if let Some((_, pod)) = call.admin.running.roll().get(call.name).filter(|_| !was_there) {
-        for rank in pod.settings() {
+    if let Some(pod) = call.admin.running.ownership().get(call.name).filter(|_| !was_there) {
+        for rank in pod.config.settings() {
             was_there |= action(rank.facts.name.as_str());
         }
     }

@@ -60,7 +60,7 @@ impl DecisionRing {
 impl SummaryObserver for RecentDecisions {
     fn ended(&self, record: &RequestSummary) {
         let number = self.count.fetch_add(1, Relaxed);
-        let ring = if record.seen.is_some() { &self.explained } else { &self.all };
+        let ring = if record.trace.is_some() { &self.explained } else { &self.all };
         ring.keep(number, record);
     }
 }
@@ -88,13 +88,13 @@ impl RecentDecisions {
     pub(crate) fn worth_a_look(&self, most: usize) -> Vec<Arc<RequestSummary>> {
         let mut all = self.last(usize::MAX);
         let is_told = |record: &RequestSummary| {
-            record.seen.is_some() || record.retries > 0 || record.status >= 400
+            record.trace.is_some() || record.retries > 0 || record.status >= 400
         };
         // What went wrong a thousand times leaves half of the room to what can be explained.
-        let explained = all.iter().filter(|record| record.seen.is_some()).count();
+        let explained = all.iter().filter(|record| record.trace.is_some()).count();
         let mut wrong = most - explained.min(most / 2);
         all.retain(|record| {
-            let is_wrong = record.seen.is_none() && is_told(record);
+            let is_wrong = record.trace.is_none() && is_told(record);
             let is_kept = !is_wrong || wrong > 0;
             wrong = wrong.saturating_sub(usize::from(is_wrong));
             is_kept
@@ -136,7 +136,7 @@ pub(crate) fn line(record: &RequestSummary) -> Value {
         },
         // Another one than answered, where the prompt was computed apart.
         "computed_by": computed_by.map(Name::as_str),
-        "explained": record.seen.is_some(),
+        "explained": record.trace.is_some(),
     })
 }
 
@@ -144,11 +144,11 @@ pub(crate) fn line(record: &RequestSummary) -> Value {
 pub(crate) fn json(record: &RequestSummary) -> Value {
     let mut shown = line(record);
     // Taken down for some only; the others have no such fields.
-    if let Some(seen) = &record.seen {
-        shown["explanation"] = seen.explanation.to_json();
-        shown["has_waited"] = seen.has_waited.into();
-        shown["calls"] = seen.calls.iter().map(|call| called(call, seen.arrived)).collect();
-        shown["trace"] = seen.trace.map(|trace| format!("{:032x}", trace.trace)).into();
+    if let Some(trace) = &record.trace {
+        shown["explanation"] = trace.explanation.to_json();
+        shown["has_waited"] = trace.has_waited.into();
+        shown["calls"] = trace.calls.iter().map(|call| called(call, trace.arrived)).collect();
+        shown["trace"] = trace.context.map(|context| format!("{:032x}", context.trace)).into();
     }
     shown
 }
@@ -193,11 +193,11 @@ mod tests {
     fn what_can_be_explained_or_went_wrong_is_shown_before_the_rest() {
         let recent = RecentDecisions::default();
         for id in 0..20 {
-            let seen = (id == 3).then(|| {
+            let trace = (id == 3).then(|| {
                 Arc::new(wornpath_gateway::observe::request_trace::RequestTrace::default())
             });
             let status = if id == 7 { 503 } else { 200 };
-            recent.ended(&RequestSummary { seen, status, ..record(id) });
+            recent.ended(&RequestSummary { trace, status, ..record(id) });
         }
         let ids = |most| -> Vec<String> {
             recent.worth_a_look(most).iter().map(|record| record.id.clone()).collect()

@@ -21,7 +21,7 @@ use crate::routes;
 use crate::table::{RouteMatch, find};
 use routes::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute, ROUTES};
 use wornpath_gateway::listener;
-use wornpath_gateway::listener::leave_after;
+use wornpath_gateway::listener::set_user_timeout;
 use wornpath_gateway::watchdog::heartbeat::named;
 
 /// A request to be explained may be as long as any.
@@ -45,14 +45,14 @@ pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible 
                     continue;
                 };
                 // Whoever stops reading would keep its place, and a viewer's too.
-                let _ = leave_after(&stream, TAKEN_WITHIN);
+                let _ = set_user_timeout(&stream, TAKEN_WITHIN);
                 let tls = admin.gateway.settings().tls.admin.clone();
                 let admin = Arc::clone(&admin);
                 let answer = service_fn(move |request| {
                     let admin = Arc::clone(&admin);
                     async move { Ok::<_, Infallible>(respond(admin, request).await) }
                 });
-                connections.spawn(named("admin connection", listener::converse(stream, tls, answer)));
+                connections.spawn(named("admin connection", listener::serve_connection(stream, tls, answer)));
             }
             Some(_) = connections.join_next() => {}
         }

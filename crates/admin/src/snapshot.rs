@@ -80,9 +80,9 @@ fn rates(between: &Between) -> Value {
         "output_tokens": each(all.output_tokens),
         "hit_rate": all.hit_rate(),
         "first_byte_seconds": {
-            "p50": all.first_byte_within(0.5),
-            "p90": all.first_byte_within(0.9),
-            "p99": all.first_byte_within(0.99),
+            "p50": all.first_byte_quantile(0.5),
+            "p90": all.first_byte_quantile(0.9),
+            "p99": all.first_byte_quantile(0.99),
         },
     })
 }

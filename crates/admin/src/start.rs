@@ -13,17 +13,17 @@ use crate::admin::{Admin, Logging};
 use crate::recent::RecentDecisions;
 use crate::serve;
 use wornpath_config::{Config, Tokenizers};
-use wornpath_gateway::fleet::discovery::find_pods;
-use wornpath_gateway::fleet::discovery::reader::read_engines;
-use wornpath_gateway::fleet::discovery::sources::{read_brokers, take_pushes};
-use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig};
+use wornpath_gateway::fleet::discovery::discover_pods;
+use wornpath_gateway::fleet::discovery::reader::scrape_engines;
+use wornpath_gateway::fleet::discovery::sources::{consume_brokers, serve_pushes};
+use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig, StartConfig};
 use wornpath_gateway::fleet::silent_pods;
 use wornpath_gateway::observe::metrics::Metrics;
 use wornpath_gateway::observe::summary::SummaryObserver;
 use wornpath_gateway::observe::telemetry::exporter;
 use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_gateway::watchdog::heartbeat::named;
-use wornpath_gateway::watchdog::supervise::tend;
+use wornpath_gateway::watchdog::supervise;
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {
@@ -106,7 +106,7 @@ pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<AdminContext, Start
 pub fn start_with(
     gateway: &Arc<Gateway>,
     setup: Setup,
-    on_top: CommandLineOverrides,
+    overrides: CommandLineOverrides,
 ) -> Result<AdminContext, StartError> {
     let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<RecentDecisions>::default());
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
@@ -121,8 +121,9 @@ pub fn start_with(
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;
-    let running = (Arc::clone(gateway.pods()), Arc::clone(&metrics));
-    let running = Arc::new(RunningConfig::new(running, (path, config), tokenizers, on_top));
+    let start = StartConfig { path, config, tokenizers, overrides };
+    let running = RunningConfig::new(Arc::clone(gateway.pods()), Arc::clone(&metrics), start);
+    let running = Arc::new(running);
     let background = gateway.pods().background();
     let settings = gateway.settings();
     let admin = match settings.admin {
@@ -142,13 +143,13 @@ pub fn start_with(
                 logging,
             );
             let listener = Arc::new(listener);
-            tend(background, "listening to operators", &Arc::new(admin), move |admin| {
+            supervise(background, "admin listener", &Arc::new(admin), move |admin| {
                 serve(admin, Arc::clone(&listener))
             });
             Some(bound)
         }
     };
-    tend(background, "watching files", &running, RunningConfig::follow);
+    supervise(background, "configuration watcher", &running, RunningConfig::follow);
     if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
         let access = match (guarded.token, &guarded.tls) {
@@ -158,15 +159,15 @@ pub fn start_with(
         let listener = background.block_on(TcpListener::bind(address));
         let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
         let listener = Arc::new(listener);
-        tend(background, "listening to sidecars", &running, move |running| {
-            take_pushes(running, Arc::clone(&listener), access.clone())
+        supervise(background, "event listener", &running, move |running| {
+            serve_pushes(running, Arc::clone(&listener), access.clone())
         });
     }
-    tend(background, "reading brokers", &running, read_brokers);
-    tend(background, "finding pods", &running, find_pods);
-    tend(background, "reading engines", &running, read_engines);
+    supervise(background, "event brokers", &running, consume_brokers);
+    supervise(background, "pod discovery", &running, discover_pods);
+    supervise(background, "engine scrapes", &running, scrape_engines);
     let counts = Arc::clone(&metrics);
-    tend(background, "judging predictions", gateway.pods(), move |pods| {
+    supervise(background, "prediction watch", gateway.pods(), move |pods| {
         silent_pods::watch(pods, Arc::clone(&counts))
     });
     Ok(AdminContext { metrics, running, recent, admin })

@@ -1,7 +1,7 @@
 //! Paths with places for names, and which of them a request meant.
 
 use hyper::Method;
-use wornpath_gateway::percent::decoded;
+use wornpath_gateway::percent::decode;
 
 /// A path as people write it: `/pods/{name}/drain`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ impl Pattern {
         };
         let name = path.strip_prefix(before)?.strip_suffix(after)?;
         let is_one_part = !name.is_empty() && !name.contains('/');
-        if is_one_part { decoded(name).map(Some) } else { None }
+        if is_one_part { decode(name).map(Some) } else { None }
     }
 
     /// Whether a name stands in it.

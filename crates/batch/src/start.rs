@@ -15,7 +15,7 @@ use wornpath_gateway::Gateway;
 use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
-use wornpath_gateway::watchdog::supervise::tend;
+use wornpath_gateway::watchdog::supervise;
 use wornpath_jobs::{FsStore, RealDisk, Store};
 
 /// How long other gateways wait for one of which nothing is heard.
@@ -51,7 +51,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         offline: Mutex::default(),
         courtesies: Mutex::default(),
     });
-    tend(gateway.pods().background(), "keeping batches' house", &batches, keep_house);
+    supervise(gateway.pods().background(), "keeping batches' house", &batches, keep_house);
     gateway.serve_locally(batches);
     Ok(())
 }

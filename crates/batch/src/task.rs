@@ -16,8 +16,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_gateway::proxy::unix_time;
+use wornpath_gateway::watchdog::TaskName;
 use wornpath_gateway::watchdog::heartbeat::named;
-use wornpath_gateway::watchdog::task::TaskName;
 use wornpath_index::Moment;
 use wornpath_jobs::{
     Batch, BatchState, BatchStatus, DedupGroups, ExternalSort, Identical, Input, InputError,

@@ -138,7 +138,7 @@ async fn drive(prepared: PreparedRun, arguments: &RunArguments) -> anyhow::Resul
             let results = finished?.context(RUN_FAILED)?.publisher;
             return Ok(Finished { results, early: None, time: started.elapsed() });
         }
-        ended = wornpath_gateway::told_to_end() => { ended?; EarlyStop::Interrupted }
+        ended = wornpath_gateway::shutdown_signal() => { ended?; EarlyStop::Interrupted }
         () = until(arguments.deadline) => EarlyStop::Deadline,
         () = all_pods_unreachable(seen, arguments) => EarlyStop::NoPods,
     };

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
         write!(out, "{ENTER}")?;
         let watched = tokio::select! {
             watched = watch(&mut stream, out) => watched,
-            ended = wornpath_gateway::told_to_end() => Ok(ended?),
+            ended = wornpath_gateway::shutdown_signal() => Ok(ended?),
         };
         write!(out, "{LEAVE}")?;
         out.flush()?;

@@ -104,7 +104,7 @@ async fn record(
 ) -> anyhow::Result<()> {
     let end = tokio::time::sleep(arguments.time.unwrap_or(Duration::MAX));
     // One listener for the whole time, so that no signal is lost during a poll.
-    let interrupted = wornpath_gateway::told_to_end();
+    let interrupted = wornpath_gateway::shutdown_signal();
     tokio::pin!(end, interrupted);
     let is_full =
         |recording: &Recording| arguments.requests.is_some_and(|most| recording.written >= most);

@@ -3,8 +3,8 @@
 
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
+use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
-use crate::watchdog::task::TaskName;
 use hyper::HeaderMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -42,4 +42,4 @@ pub use observe::summary::{
 };
 pub use proxy::gateway::{Gateway, Readiness};
 pub use routes::{RouteTable, RoutingError};
-pub use watchdog::shutdown::told_to_end;
+pub use watchdog::shutdown::shutdown_signal;

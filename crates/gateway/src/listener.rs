@@ -1,4 +1,5 @@
-//! One connection of a listener that few come to.
+//! HTTP/1 connections of the low-traffic listeners (admin plane and event pushes), with or without
+//! TLS.
 
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
@@ -11,11 +12,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use wornpath_config::tls::ListenerTls;
 
-/// For the greeting over TLS, and for the head of each request.
-const WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of a TLS handshake, and of reading the head of each request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers everything that comes over a connection.
-pub async fn converse<S>(stream: TcpStream, tls: Option<ListenerTls>, answer: S)
+/// Serves all requests of a connection with `service`.
+pub async fn serve_connection<S>(stream: TcpStream, tls: Option<ListenerTls>, service: S)
 where
     S: HttpService<Incoming>,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -23,26 +24,26 @@ where
     <S::ResBody as Body>::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     match tls {
-        None => talk(stream, answer).await,
+        None => serve_http(stream, service).await,
         Some(tls) => {
-            if let Some(stream) = greeted(stream, &tls).await {
-                talk(stream, answer).await;
+            if let Some(stream) = tls_handshake(stream, &tls).await {
+                serve_http(stream, service).await;
             }
         }
     }
 }
 
-/// The connection of a caller that is let in.
-pub async fn greeted(stream: TcpStream, tls: &ListenerTls) -> Option<TlsStream<TcpStream>> {
-    match tokio::time::timeout(WITHIN, tls.accept(stream)).await {
+/// Completes the TLS handshake; none if it fails or times out.
+pub async fn tls_handshake(stream: TcpStream, tls: &ListenerTls) -> Option<TlsStream<TcpStream>> {
+    match tokio::time::timeout(HEAD_TIMEOUT, tls.accept(stream)).await {
         Ok(Ok(stream)) => return Some(stream),
-        Ok(Err(error)) => tracing::debug!(%error, "a caller was not let in"),
-        Err(_) => tracing::debug!("a caller did not finish its greeting in time"),
+        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => tracing::debug!("TLS handshake timed out"),
     }
     None
 }
 
-async fn talk<S>(stream: impl AsyncRead + AsyncWrite + Unpin, answer: S)
+async fn serve_http<S>(stream: impl AsyncRead + AsyncWrite + Unpin, service: S)
 where
     S: HttpService<Incoming>,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -51,20 +52,25 @@ where
 {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(WITHIN)
-        .serve_connection(TokioIo::new(stream), answer);
-    // A peer that breaks off is its own affair.
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    // A peer that disconnects is no error of ours.
     let _ = connection.await;
 }
 
-/// Breaks a connection whose client takes nothing of its answer for so long: else it would keep its pod's load.
-pub fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
+/// Closes the connection once sent data stays unacknowledged for `timeout` (`TCP_USER_TIMEOUT`): a
+/// client that stops reading would otherwise hold its slot on the pod. Linux only; elsewhere a
+/// no-op.
+///
+/// # Errors
+/// If the socket option cannot be set.
+pub fn set_user_timeout(stream: &TcpStream, timeout: Duration) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
-        let patience = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
-        rustix::net::sockopt::set_tcp_user_timeout(stream, patience)?;
+        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = (stream, patience);
+    let _ = (stream, timeout);
     Ok(())
 }

@@ -1,4 +1,8 @@
-//! APIs that this process serves itself, beside those of the engines: files and batches.
+//! Local APIs: endpoints of the client listener that this process serves itself, such as files and
+//! batches.
+//!
+//! The gateway knows them only by this trait, so that the crate of batches can depend on the
+//! gateway.
 
 use crate::reply::ClientReply;
 use hyper::body::Incoming;
@@ -16,12 +20,12 @@ pub trait LocalApi: Send + Sync {
     /// Whether a path belongs to the API.
     fn serves(&self, path: &str) -> bool;
 
-    /// Answers a request to one of its paths.
+    /// Handles a request to one of its paths.
     fn respond(self: Arc<Self>, request: Request<Incoming>) -> LocalResponse;
 
-    /// Its state, for the dashboard.
+    /// Its state as JSON, for the dashboard.
     fn overview(&self, now: Moment) -> Value;
 
-    /// The prefix forest of a batch's plan, if the batch is known.
+    /// The prefix forest of a batch's plan as JSON; none if the batch is unknown.
     fn forest(&self, batch: &str) -> Option<Value>;
 }

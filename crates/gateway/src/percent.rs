@@ -1,8 +1,8 @@
-//! Percent-encoding in paths.
+//! Percent-encoding in URL paths.
 
-/// Undoes percent-encoding; none if the text is not UTF-8 then, or an escape is cut short.
+/// Decodes a path segment; none if an escape is incomplete or the result is not UTF-8.
 #[must_use]
-pub fn decoded(text: &str) -> Option<String> {
+pub fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

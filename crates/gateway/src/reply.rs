@@ -1,4 +1,4 @@
-//! The body of an answer to a client.
+//! The body of a response to a client: bytes of the gateway, or a stream from an engine or a file.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -7,18 +7,19 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use wornpath_execution::CallError;
 
-/// The body of an answer to a client.
+/// The body of a response to a client.
 pub enum ClientReply {
-    /// Bytes of the gateway's own, sent at once.
+    /// Bytes of the gateway itself, sent as one frame; none if the body is empty or sent.
     Whole(Option<Bytes>),
-    /// An engine's answer, passed on as it comes.
+    /// An engine's response, relayed frame by frame.
     Relay(Pin<Box<dyn Body<Data = Bytes, Error = CallError> + Send>>),
-    /// Pieces that are read while they are sent; the last one is none.
+    /// Chunks that are read while earlier ones are sent, ended by `None`. A channel that closes
+    /// without it breaks the response.
     Pieces(mpsc::Receiver<Option<Bytes>>),
 }
 
 impl ClientReply {
-    /// A body of these bytes.
+    /// A body of bytes that are already complete.
     #[must_use]
     pub fn whole(bytes: Bytes) -> Self {
         Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))

@@ -1,55 +1,59 @@
-//! The checked profiles, and which request goes by which.
+//! The route table: the checked profiles, and which profile serves a request.
+//!
+//! Routes are tried in order; the first whose path, model and tenant match decides. Without a match
+//! the first profile counts.
 
 use std::sync::Arc;
 use wornpath_config::{RouteSettings, Settings};
 use wornpath_routing::{Models, Name, Problems, Profile, ProfileEnv, WithoutEvents};
 
-/// Profiles that cannot be used.
+/// Why the profiles or routes of a configuration are invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
-    /// Something is wrong with them, each problem with its place and its cure.
+    /// Profiles failed their check; each problem names its place and its cure.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<String>())]
     Profiles(Vec<Problems>),
-    /// There is none.
-    #[error("there is no profile; give at least one")]
+    /// The configuration has no profile.
+    #[error("no profile configured; add at least one")]
     NoProfile,
-    /// A route names a profile that there is not.
-    #[error("a route names the profile `{profile}`, which there is not; there are: {known}")]
+    /// A route names a profile that is not configured.
+    #[error("route names unknown profile `{profile}`; available: {known}")]
     UnknownProfile {
-        /// The name.
+        /// The name in the route.
         profile: String,
-        /// Those there are.
+        /// The configured profiles, separated by commas.
         known: String,
     },
 }
 
-/// How requests are routed.
+/// The profiles and models in force, and the routes between requests and profiles.
 #[derive(Debug)]
 pub struct RouteTable {
     models: Arc<Models>,
     profiles: Vec<(Name, Arc<Profile>)>,
-    /// With the position of their profile.
+    /// Each with the position of its profile in `profiles`.
     routes: Vec<(RouteSettings, usize)>,
-    /// Other names of models: what clients say, and what pods call it.
+    /// Pairs of an alias that clients may send and the name that pods know the model by.
     aliases: Vec<(String, Name)>,
 }
 
 impl RouteTable {
-    /// Checks the profiles against the models. Whether pods play their roles is checked with the configuration, which
-    /// knows whether others may come than those it lists.
+    /// Checks the profiles against the models. The roles of pods are checked with the
+    /// configuration, which knows whether discovery may add pods that it does not list.
     ///
     /// # Errors
-    /// Every problem of every profile.
+    /// Every problem of every profile, no profile at all, or a route to an unknown one.
     pub fn check(settings: &Settings) -> Result<Self, RoutingError> {
         let mut models = Models::new(settings.key.clone());
         for model in &settings.models {
             models = models.with(&model.name, model.block_size.tokens(), model.tokenizer.clone());
         }
         let models = Arc::new(models);
-        let surroundings = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
-        let (mut profiles, mut problems) = (Vec::new(), Vec::new());
+        let env = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
+        let mut profiles = Vec::new();
+        let mut problems = Vec::new();
         for named in &settings.profiles {
-            match Profile::check(&named.file, &named.text, &surroundings) {
+            match Profile::check(&named.file, &named.text, &env) {
                 Ok(profile) => profiles.push((Name::from(named.name.as_str()), Arc::new(profile))),
                 Err(found) => problems.push(found),
             }
@@ -80,7 +84,7 @@ impl RouteTable {
         Ok(Self { models, profiles, routes, aliases: aliases.collect() })
     }
 
-    /// The profile of a request.
+    /// The profile that serves a request, with its name.
     #[must_use]
     pub fn profile(
         &self,
@@ -98,13 +102,13 @@ impl RouteTable {
         (name, profile)
     }
 
-    /// All profiles by name.
+    /// All profiles with their names, in the order of the configuration.
     #[must_use]
     pub fn profiles(&self) -> &[(Name, Arc<Profile>)] {
         &self.profiles
     }
 
-    /// The profile that some requests go by and that refuses pods which never tell what they hold, if there is one.
+    /// A profile in use that refuses pods without cache events, if there is one.
     pub(crate) fn refuses_without_events(&self) -> Option<&Name> {
         let refuses =
             |at: &usize| self.profiles[*at].1.without_events() == Some(WithoutEvents::Refuse);
@@ -112,7 +116,7 @@ impl RouteTable {
         used.find(refuses).map(|at| &self.profiles[at].0)
     }
 
-    /// The models of which more than the name is known.
+    /// The configured models, with tokenizer and block size.
     #[must_use]
     pub const fn models(&self) -> &Arc<Models> {
         &self.models
@@ -123,7 +127,7 @@ impl RouteTable {
     }
 }
 
-/// Whether a route's pattern means a path.
+/// Whether a path matches a route's pattern: equal, or a prefix if the pattern ends in `*`.
 pub(crate) fn is_path(pattern: &str, path: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => path.starts_with(beginning),

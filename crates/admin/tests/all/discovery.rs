@@ -1,4 +1,4 @@
-//! Pods that come and go, and engines that are asked how they are.
+//! Discovery of pods by files and DNS, and scrapes of engines.
 
 use std::fs;
 use std::io::Write;
@@ -6,46 +6,43 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::around::{World, folder};
+use crate::harness::{TestServer, folder};
 use wornpath_routing::Health;
 use wornpath_sim::EngineProfile;
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 
-fn anywhere() -> Addresses {
+fn free_addresses() -> Addresses {
     let free: SocketAddr = "127.0.0.1:0".parse().unwrap();
     Addresses { http: free, events: free, replay: free }
 }
 
 #[test]
-fn pods_come_and_go_with_a_file_and_a_bad_file_changes_nothing() {
+fn pods_follow_a_file_and_an_invalid_file_changes_nothing() {
     let folder = folder("with_a_file");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text = "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:2\", name: a}]\n").unwrap();
-    let world = World::start(&path);
-    world.until("a has come", |world| world.pods() == ["listed", "a"]);
+    let server = TestServer::start(&path);
+    server.until("a is added", |server| server.pods() == ["listed", "a"]);
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:3\", nam: b}]\n").unwrap();
     // Six looks at it.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.pods(), ["listed", "a"], "a bad file changes nothing");
+    assert_eq!(server.pods(), ["listed", "a"], "an invalid file changes nothing");
     fs::write(&pods, "pods:\n  - {url: \"http://127.0.0.1:3\", name: b}\n  - {url: \"http://127.0.0.1:1\", name: c}\n").unwrap();
-    world.until("b has come and a has gone", |world| world.pods() == ["listed", "b"]);
+    server.until("b is added and a removed", |server| server.pods() == ["listed", "b"]);
     fs::write(&path, format!("{text}reveal: pod\n")).unwrap();
-    world.around.running.reload().unwrap();
-    assert_eq!(
-        world.pods(),
-        ["listed", "b"],
-        "what was found stays when the configuration is read again"
-    );
+    server.context.running.reload().unwrap();
+    assert_eq!(server.pods(), ["listed", "b"], "discovered pods survive a reload");
     fs::write(&path, "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\n").unwrap();
-    world.around.running.reload().unwrap();
-    world.until("nobody looks for pods any more", |world| world.pods() == ["listed"]);
+    server.context.running.reload().unwrap();
+    server.until("discovery is no longer configured", |server| server.pods() == ["listed"]);
 }
 
-/// Names and ports of the pods that are there, in order.
-fn ports(world: &World) -> Vec<String> {
-    let snapshot = world.gateway.snapshot();
+/// Names and ports of all pods, sorted.
+fn ports(server: &TestServer) -> Vec<String> {
+    let snapshot = server.gateway.snapshot();
     let port = |url: &str| url.rsplit(':').next().unwrap().to_owned();
     let mut pods: Vec<_> = snapshot
         .entries()
@@ -56,7 +53,7 @@ fn ports(world: &World) -> Vec<String> {
     pods
 }
 
-/// A file of pods on this machine.
+/// The text of a pod file.
 fn list(pods: &[(&str, u16)]) -> String {
     let line = |(name, port): &(&str, u16)| {
         format!("  - {{url: \"http://127.0.0.1:{port}\", name: {name}}}\n")
@@ -65,158 +62,164 @@ fn list(pods: &[(&str, u16)]) -> String {
 }
 
 #[test]
-fn pods_take_over_each_others_addresses() {
+fn pods_that_swap_addresses_are_both_replaced() {
     let folder = folder("each_others");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
-    let world = World::start(&path);
-    world.until("both have come", |world| ports(world) == ["b@2", "c@3"]);
+    let server = TestServer::start(&path);
+    server.until("both are added", |server| ports(server) == ["b@2", "c@3"]);
     fs::write(&pods, list(&[("b", 3), ("c", 40)])).unwrap();
-    world.until("b is where c was", |world| ports(world) == ["b@3", "c@40"]);
+    server.until("b is where c was", |server| ports(server) == ["b@3", "c@40"]);
     fs::write(&pods, list(&[("b", 40), ("c", 3)])).unwrap();
-    world.until("they have swapped", |world| ports(world) == ["b@40", "c@3"]);
+    server.until("they have swapped", |server| ports(server) == ["b@40", "c@3"]);
 }
 
 #[test]
-fn a_drained_pod_of_which_something_else_is_said_stays_drained() {
+fn a_drained_pod_that_is_renamed_stays_drained() {
     let folder = folder("stays_drained");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
-    let world = World::start(&path);
-    let health = |world: &World, name: &str| {
-        world.gateway.snapshot().named(name).map(|entry| entry.pod.vitals().health())
+    let server = TestServer::start(&path);
+    let health = |server: &TestServer, name: &str| {
+        server.gateway.snapshot().named(name).map(|entry| entry.pod.vitals().health())
     };
-    world.until("it has come", |world| ports(world) == ["a@1"]);
-    assert!(world.gateway.pods().drain_pod("a"));
+    server.until("it is added", |server| ports(server) == ["a@1"]);
+    assert!(server.gateway.pods().drain_pod("a"));
     fs::write(&pods, list(&[("b", 1)])).unwrap();
-    world.until("it is called otherwise", |world| ports(world) == ["b@1"]);
-    assert_eq!(health(&world, "b"), Some(Health::Draining));
+    server.until("it is renamed", |server| ports(server) == ["b@1"]);
+    assert_eq!(health(&server, "b"), Some(Health::Draining));
     fs::write(&pods, list(&[("b", 2)])).unwrap();
-    world.until("it is another one", |world| ports(world) == ["b@2"]);
-    assert_eq!(health(&world, "b"), Some(Health::Down));
+    server.until("it has another address", |server| ports(server) == ["b@2"]);
+    assert_eq!(health(&server, "b"), Some(Health::Down));
 }
 
 #[test]
-fn who_an_operator_put_in_the_place_of_a_listed_pod_stays_there() {
+fn an_operators_replacement_of_a_listed_pod_survives_a_reload_until_the_entry_changes() {
     let folder = folder("put_in_place");
     let path = folder.join("wornpath.yaml");
     let listen = "listen: {admin: \"127.0.0.1:0\"}\n";
     fs::write(&path, format!("{listen}{}", list(&[("a", 1)]))).unwrap();
-    let world = World::start(&path);
-    assert_eq!(world.ask("DELETE", "/pods/a", "").0, 200);
+    let server = TestServer::start(&path);
+    assert_eq!(server.ask("DELETE", "/pods/a", "").0, 200);
     let operators = r#"{"url": "http://127.0.0.1:2", "name": "a"}"#;
-    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    assert_eq!(server.ask("POST", "/pods", operators).0, 200);
     for more in ["", "reveal: pod\n"] {
         fs::write(&path, format!("{listen}{more}{}", list(&[("a", 1)]))).unwrap();
-        world.around.running.reload().unwrap();
-        assert_eq!(ports(&world), ["a@2"]);
+        server.context.running.reload().unwrap();
+        assert_eq!(ports(&server), ["a@2"]);
     }
     fs::write(&path, format!("{listen}{}", list(&[("a", 3)]))).unwrap();
-    world.around.running.reload().unwrap();
-    assert_eq!(ports(&world), ["a@3"], "there is news of it");
+    server.context.running.reload().unwrap();
+    assert_eq!(ports(&server), ["a@3"], "its entry has changed");
 }
 
 #[test]
-fn a_pod_that_could_not_come_comes_as_soon_as_it_can() {
+fn a_refused_pod_is_retried_and_a_removed_one_stays_removed() {
     let folder = folder("as_soon_as_it_can");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text = "listen: {admin: \"127.0.0.1:0\"}\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
-    let world = World::start(&path);
-    world.until("a has come", |world| ports(world) == ["a@1"]);
+    let server = TestServer::start(&path);
+    server.until("a is added", |server| ports(server) == ["a@1"]);
     let operators = r#"{"url": "http://127.0.0.1:2", "name": "mine"}"#;
-    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    assert_eq!(server.ask("POST", "/pods", operators).0, 200);
     fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
-    world.until("c has come, b has not", |world| ports(world) == ["c@3", "mine@2"]);
-    assert_eq!(world.ask("DELETE", "/pods/mine", "").0, 200);
-    world.until("b has come", |world| ports(world) == ["b@2", "c@3"]);
-    assert_eq!(world.ask("DELETE", "/pods/b", "").0, 200);
+    server.until("c is added, b is refused", |server| ports(server) == ["c@3", "mine@2"]);
+    assert_eq!(server.ask("DELETE", "/pods/mine", "").0, 200);
+    server.until("b is added", |server| ports(server) == ["b@2", "c@3"]);
+    assert_eq!(server.ask("DELETE", "/pods/b", "").0, 200);
     // Six looks at it.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&world), ["c@3"], "what an operator removed stays away");
+    assert_eq!(ports(&server), ["c@3"], "a pod that an operator removed is not added again");
 }
 
 #[test]
-fn a_file_is_read_again_by_a_new_configuration_and_at_once() {
+fn a_reload_reads_the_pod_file_again_at_once() {
     let folder = folder("read_again");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
-    // Nobody waits for the next look.
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
+    // The next poll is too far off to matter.
     let text = "discovery: [{file: pods.yaml, every: 1h}]\nmodels: [{name: m}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:1\", name: a, model: new}]\n").unwrap();
-    let world = World::start(&path);
+    let server = TestServer::start(&path);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&world), Vec::<String>::new(), "nobody knows its model");
+    assert_eq!(ports(&server), Vec::<String>::new(), "its model is not listed");
     fs::write(&path, text.replace("[{name: m}]", "[{name: m}, {name: new}]")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("its model is known", |world| ports(world) == ["a@1"]);
+    server.context.running.reload().unwrap();
+    server.until("its model is listed", |server| ports(server) == ["a@1"]);
 }
 
 #[test]
-fn pods_stay_as_long_as_any_finder_finds_them() {
+fn pods_stay_as_long_as_any_source_lists_them() {
     let folder = folder("any_finder");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text =
         |finders: &str| format!("listen: {{admin: \"127.0.0.1:0\"}}\ndiscovery: [{finders}]\n");
     fs::write(&path, text("{file: pods.yaml, every: 50ms}")).unwrap();
     fs::write(&pods, list(&[("a", 1), ("b", 2)])).unwrap();
     fs::write(folder.join("others.yaml"), list(&[("c", 3)])).unwrap();
     fs::write(folder.join("moved.yaml"), list(&[("a", 1), ("b", 20)])).unwrap();
-    let world = World::start(&path);
-    world.until("a and b have come", |world| ports(world) == ["a@1", "b@2"]);
-    // A pod that came anew would have another place in the index.
-    let id = |name: &str| world.gateway.snapshot().named(name).map(|entry| entry.pod.id());
-    let (a, b) = (id("a"), id("b"));
+    let server = TestServer::start(&path);
+    server.until("a and b are added", |server| ports(server) == ["a@1", "b@2"]);
+    // A pod that was added again would have another id.
+    let id = |name: &str| server.gateway.snapshot().named(name).map(|entry| entry.pod.id());
+    let a = id("a");
+    let b = id("b");
     for finders in [
         "{file: pods.yaml, every: 60ms}",
         "{file: others.yaml, every: 50ms}, {file: pods.yaml, every: 60ms}",
     ] {
         fs::write(&path, text(finders)).unwrap();
-        world.around.running.reload().unwrap();
+        server.context.running.reload().unwrap();
         for _ in 0..30 {
             assert_eq!((id("a"), id("b")), (a, b), "{finders}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    world.until("c was found too", |world| ports(world) == ["a@1", "b@2", "c@3"]);
+    server.until("c is added", |server| ports(server) == ["a@1", "b@2", "c@3"]);
     fs::write(&path, text("{file: moved.yaml, every: 50ms}")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("b has moved and c is not found", |world| ports(world) == ["a@1", "b@20"]);
-    assert_eq!(id("a"), a, "another finder finds it as it was");
+    server.context.running.reload().unwrap();
+    server.until("b has moved and c is removed", |server| ports(server) == ["a@1", "b@20"]);
+    assert_eq!(id("a"), a, "the other source lists it unchanged");
     fs::write(&path, text("{file: nowhere.yaml, every: 50ms}")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("nobody finds any", |world| ports(world).is_empty());
+    server.context.running.reload().unwrap();
+    server.until("no source lists any", |server| ports(server).is_empty());
 }
 
 #[test]
-fn every_address_of_a_name_is_a_pod() {
+fn every_address_of_a_dns_name_is_a_pod() {
     let path = folder("with_a_name").join("wornpath.yaml");
     fs::write(&path, "discovery: [{dns: localhost, port: 7, every: 50ms, labels: {from: dns}}]\n")
         .unwrap();
-    let world = World::start(&path);
-    world.until("localhost is a pod", |world| world.pods().contains(&"127.0.0.1:7".to_owned()));
-    let snapshot = world.gateway.snapshot();
+    let server = TestServer::start(&path);
+    server.until("localhost is a pod", |server| server.pods().contains(&"127.0.0.1:7".to_owned()));
+    let snapshot = server.gateway.snapshot();
     let pod = snapshot.named("127.0.0.1:7").unwrap();
     assert_eq!(pod.settings.url, "http://127.0.0.1:7");
     assert_eq!(pod.pod.facts().label(&"from".into()), Some(&"dns".into()));
 }
 
 #[test]
-fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
+fn scraped_load_reaches_decisions_and_a_missed_scrape_changes_nothing() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let options = EngineOptions {
         speed: 0.01,
         ..EngineOptions::new(EngineProfile::built_in("8b-h200").unwrap())
     };
-    let engine = runtime.block_on(ServedEngine::start(options, anywhere())).unwrap();
+    let engine = runtime.block_on(ServedEngine::start(options, free_addresses())).unwrap();
     let http = engine.addresses().http;
     let path = folder("figures").join("wornpath.yaml");
     fs::write(&path, format!("pods: [{{url: \"http://{http}\", name: a}}]\n")).unwrap();
-    let world = World::start(&path);
+    let server = TestServer::start(&path);
     // An engine at a hundredth of its speed works on this until it is crashed.
     let body = format!("{{\"prompt\": \"{}\", \"max_tokens\": 5000}}", "word ".repeat(4000));
     let mut client = TcpStream::connect(http).unwrap();
@@ -225,17 +228,17 @@ fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
         body.len()
     );
     client.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    let vitals = Arc::clone(world.gateway.snapshot().fleet().pods()[0].vitals());
-    world.until("the engine's cache is in use", |_| vitals.kv_usage() > 0.0);
+    let vitals = Arc::clone(server.gateway.snapshot().fleet().pods()[0].vitals());
+    server.until("the engine's cache is in use", |_| vitals.kv_usage() > 0.0);
     vitals.set_health(Health::Up);
     let before = vitals.kv_usage();
     runtime.block_on(engine.crash());
-    world.until("a reading was missed", |world| {
+    server.until("a scrape was missed", |server| {
         let page =
-            wornpath_gateway::http::metrics_page::page(&world.gateway, &world.around.metrics);
+            wornpath_gateway::http::metrics_page::page(&server.gateway, &server.context.metrics);
         let missed = "wornpath_scrapes_total{pod=\"a\",result=\"missed\"} ";
         page.lines().any(|line| line.strip_prefix(missed).is_some_and(|count| count != "0"))
     });
-    assert_eq!(vitals.kv_usage(), before, "a missed reading keeps what was read before");
-    assert_eq!(vitals.health(), Health::Up, "and never flaps a pod");
+    assert_eq!(vitals.kv_usage(), before, "a missed scrape keeps the last report");
+    assert_eq!(vitals.health(), Health::Up, "and does not take the pod down");
 }

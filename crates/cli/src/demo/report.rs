@@ -56,7 +56,7 @@ pub(super) fn write_plan(record: &RequestSummary, out: &mut dyn Write) -> anyhow
 }
 
 fn trace(record: &RequestSummary) -> anyhow::Result<&RequestTrace> {
-    record.seen.as_deref().with_context(|| format!("no explanation of request `{}`", record.id))
+    record.trace.as_deref().with_context(|| format!("no explanation of request `{}`", record.id))
 }
 
 fn planned(step: &StepExplanation) -> String {

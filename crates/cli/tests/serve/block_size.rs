@@ -28,7 +28,7 @@ fn pod(gateway: &Gateway) -> Value {
 /// Lines of the log, up to the one by which the pod is up, that have these words.
 fn before_it_is_up(gateway: &Gateway, words: &[&str]) -> usize {
     let log = gateway.log();
-    let lines = log.lines().take_while(|line| !line.contains("is up"));
+    let lines = log.lines().take_while(|line| !line.contains("pod up"));
     lines.filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
@@ -60,7 +60,7 @@ fn must_come_true(gateway: &Gateway) {
 fn without_a_configured_size_that_of_the_engine_counts_from_the_first_request_on() {
     let engines = Engines::start(&["--model", "m", "--block-size", "32"]);
     let gateway = start("block_size_reported", &engines, "");
-    let words = ["block size as its engines report", "model=\"m\"", "block_size=32"];
+    let words = ["block size reported by engines", "model=\"m\"", "block_size=32"];
     assert_eq!(before_it_is_up(&gateway, &words), 1, "{}", gateway.log());
     must_come_true(&gateway);
     let shown = json!({"index": 32, "source": "reported", "engine": 32, "mismatch": null});
@@ -86,7 +86,7 @@ fn events_that_came_before_the_size_was_known_are_read_by_it() {
 fn a_configured_size_that_is_not_the_engines_is_warned_of_once_before_the_first_request() {
     for (configured, engine, harm) in [
         (16, "32", "predictions for this pod are off by less than 32 tokens"),
-        (32, "16", "its cache events cannot be cut into the index's blocks and are refused"),
+        (32, "16", "its cache events do not align with the index's blocks and are refused"),
     ] {
         let engines = Engines::start(&["--model", "m", "--block-size", engine]);
         let test = format!("block_size_{configured}");
@@ -129,7 +129,7 @@ fn an_engine_that_does_not_report_its_size_is_said_to_be_assumed() {
     );
     let gateway = Gateway::configured("block_size_assumed", &text, 1);
     let words = [
-        "WARN engine does not report its block size, so 16 tokens are assumed",
+        "WARN engine does not report its block size; assuming 16 tokens",
         "set `block_size` of the model, or --block-size",
         "pod=a",
         "model=\"m\"",

@@ -33,7 +33,7 @@ fn an_unreachable_publisher_is_logged_once_and_shown() {
     let engines = Engines::start(&["--model", "m"]);
     let gateway =
         start("event_alerts_zmq", &engines, MODEL, "events: \"zmq://127.0.0.1:1?replay=2\"");
-    let words = ["zmq://127.0.0.1:1", "cache events cannot be had", "refused"];
+    let words = ["zmq://127.0.0.1:1", "event source unreachable", "refused"];
     eventually("it is logged", || lines(&gateway, &words) > 0);
     let trouble = &feed(&gateway)["troubles"][0];
     assert!(trouble["source"].as_str().unwrap().starts_with("zmq://127.0.0.1:1"), "{trouble}");
@@ -48,7 +48,7 @@ fn an_unreachable_broker_is_reported_without_its_password() {
     let engines = Engines::start(&["--model", "m"]);
     let source = "event_sources: [{name: b, kind: redis, url: \"redis://:canary@127.0.0.1:1\", stream: s}]\n";
     let gateway = start("event_alerts_redis", &engines, &format!("{MODEL}{source}"), "events: b");
-    eventually("it is logged", || lines(&gateway, &["cache events cannot be had", "redis://"]) > 0);
+    eventually("it is logged", || lines(&gateway, &["event source unreachable", "redis://"]) > 0);
     assert_eq!(feed(&gateway)["troubles"][0]["source"], "redis://127.0.0.1:1/s");
     assert_eq!(feed(&gateway)["sources"], json!([]));
     assert!(!gateway.log().contains("canary") && !feed(&gateway).to_string().contains("canary"));
@@ -66,6 +66,6 @@ fn malformed_events_are_reported_with_the_reason() {
         gateway.post("/v1/completions", &json!({"model": "m", "prompt": prompt, "max_tokens": 1}));
     }
     eventually("it is quarantined", || feed(&gateway)["state"] == "quarantined");
-    let words = ["cannot be understood", "pod=\"a\"", "block"];
+    let words = ["cache events quarantined", "pod=\"a\"", "block"];
     eventually("it is logged", || lines(&gateway, &words) == 1);
 }

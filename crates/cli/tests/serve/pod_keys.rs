@@ -7,7 +7,7 @@ use serde_json::json;
 use std::fs;
 
 const ASK: &str = "/v1/completions";
-const REFUSED: &str = "does not say what it serves";
+const REFUSED: &str = "model discovery failed";
 
 /// Asks as a client that has a key of its own.
 fn ask(gateway: &Gateway) -> u16 {
@@ -48,7 +48,7 @@ fn probes_scrapes_and_requests_send_the_pods_key_and_a_reload_changes_it() {
     eventually("a file without a key is refused", || reloads("refused") == 1);
     assert_eq!(ask(&gateway), 200, "and the old key stays");
     let log = gateway.log();
-    assert_eq!(log.matches("is up").count(), 1, "the pod has never left: {log}");
+    assert_eq!(log.matches("pod up").count(), 1, "the pod has never left: {log}");
     let told = [log, gateway.get("/metrics").text, gateway.ask("GET", "/pods", "").text].concat();
     assert!(!told.contains("private") && !told.contains("two lines"), "{told}");
 }
@@ -62,9 +62,9 @@ fn an_engine_that_requires_a_key_is_reported_once_and_comes_up_with_the_key() {
     eventually("it is asked again", || pod.asked("/v1/models").len() > 3);
     let log = gateway.log();
     assert_eq!(log.matches(REFUSED).count(), 1, "{log}");
-    assert!(log.contains("found status 401 Unauthorized") && log.contains("key_file"), "{log}");
+    assert!(log.contains("status 401 Unauthorized") && log.contains("key_file"), "{log}");
     pod.want(None);
-    eventually("it is up", || gateway.log().contains("is up"));
+    eventually("it is up", || gateway.log().contains("pod up"));
 
     let pod = Recorder::start();
     pod.want(Some("Bearer private"));

@@ -176,7 +176,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         &[
             "a_bad_configuration_does_not_start",
             "sighup_reloads_the_configuration_and_an_invalid_one_changes_nothing",
-            "a_good_file_takes_over_and_a_bad_one_changes_nothing",
+            "a_valid_file_is_applied_and_an_invalid_one_changes_nothing",
         ],
     ),
     (

@@ -50,7 +50,7 @@ fn a_request_waits_until_the_pod_has_capacity_and_gets_429_if_the_queue_is_full(
         assert_eq!(waited.finish().unwrap().status, 200);
     }
     assert_eq!(gateway.metric("wornpath_queue_waiting") as u64, 0);
-    assert!(gateway.log().contains("is up"));
+    assert!(gateway.log().contains("pod up"));
 }
 
 #[test]

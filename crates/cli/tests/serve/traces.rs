@@ -125,5 +125,5 @@ fn a_collector_that_is_down_costs_no_request_and_is_counted() {
     eventually("it is counted", || {
         gateway.metric("wornpath_traces_total{fate=\"failed\"}") as u64 == 5
     });
-    eventually("it is told", || gateway.log().contains("traces were not taken"));
+    eventually("it is told", || gateway.log().contains("trace export failed"));
 }

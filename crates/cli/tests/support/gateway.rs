@@ -96,7 +96,7 @@ impl Gateway {
         let mut up = 0;
         while up < pods {
             let line = errors.next().expect("the gateway reports its pods as up").unwrap();
-            up += usize::from(line.contains("is up"));
+            up += usize::from(line.contains("pod up"));
             log.lock().unwrap().push_str(&format!("{line}\n"));
         }
         // Drains the log, so that the gateway never blocks on it; ends with the process.

@@ -1,6 +1,8 @@
-//! What is known of pods, kept over a restart: read at the start, written now and then and at the end.
+//! The checkpoint: the state of the pods' caches, kept across a restart. Read at start, written
+//! periodically and at shutdown.
 //!
-//! Nothing depends on it. A file that cannot be read or written is said aloud and counted, and the router goes on.
+//! It is an optimization only: a failed read or write is logged and counted, and the router
+//! continues.
 
 use crate::fleet::registry::{PodRegistry, lock};
 use std::convert::Infallible;
@@ -10,20 +12,22 @@ use wornpath_config::CheckpointSettings;
 use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read, write};
 use wornpath_index::Moment;
 
-/// How long records are kept for pods that have not come. Discovery finds them in seconds, or they are no more.
-const KEPT_FOR: Duration = Duration::from_secs(120);
+/// How long records wait for their pods to be added. Discovery finds pods within seconds, or they
+/// are gone.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The file, and how writing it went.
+/// The checkpoint file and its statistics.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     settings: CheckpointSettings,
-    /// Held while it is written.
+    /// Held during a write.
     history: Mutex<CheckpointHistory>,
 }
 
-/// How writing went so far.
+/// Statistics of the writes so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CheckpointHistory {
+    /// The last successful write.
     pub(crate) last: Option<(Moment, CheckpointSize)>,
     pub(crate) written: u64,
     pub(crate) failed: u64,
@@ -38,23 +42,23 @@ impl Checkpoint {
         *lock(&self.history)
     }
 
-    /// What was written before the start; nothing if it cannot be used.
+    /// The records of the previous process; empty if the file cannot be used.
     pub(crate) fn read(&self) -> Vec<PodCheckpoint> {
         let file = self.settings.file.display();
         match read(&self.settings.file) {
             Ok(records) => {
                 let blocks: usize = records.iter().map(|record| record.items.len()).sum();
-                tracing::info!(%file, pods = records.len(), blocks, "checkpoint read: it counts once the pods confirm it");
+                tracing::info!(%file, pods = records.len(), blocks, "checkpoint loaded; waiting for pods to confirm it");
                 records
             }
             Err(error) => {
-                tracing::warn!(%file, "checkpoint passed over, every pod is asked for all it has: {error}");
+                tracing::warn!(%file, %error, "checkpoint ignored; requesting full snapshots");
                 Vec::new()
             }
         }
     }
 
-    /// Writes down what is known now.
+    /// Writes the current state of all pods.
     pub(crate) fn write(&self, registry: &PodRegistry) {
         let mut history = lock(&self.history);
         match write(&self.settings.file, registry.events()) {
@@ -65,23 +69,27 @@ impl Checkpoint {
             }
             Err(error) => {
                 history.failed += 1;
-                tracing::warn!(file = %self.settings.file.display(), "checkpoint not written: {error}");
+                tracing::warn!(file = %self.settings.file.display(), %error, "checkpoint write failed");
             }
         }
     }
 }
 
-/// Writes the checkpoint now and then, for as long as it is polled, if there is one.
-pub(crate) async fn keep(checkpoint: Arc<Checkpoint>, registry: Arc<PodRegistry>) -> Infallible {
+/// Writes the checkpoint at the configured interval; never returns.
+pub(crate) async fn write_periodically(
+    checkpoint: Arc<Checkpoint>,
+    registry: Arc<PodRegistry>,
+) -> Infallible {
     loop {
         tokio::time::sleep(checkpoint.settings.every).await;
-        let (checkpoint, registry) = (Arc::clone(&checkpoint), Arc::clone(&registry));
-        if registry.now() > KEPT_FOR {
+        let checkpoint = Arc::clone(&checkpoint);
+        let registry = Arc::clone(&registry);
+        if registry.now() > RECORD_TIMEOUT {
             registry.events().recall(Vec::new());
         }
-        let writing = tokio::task::spawn_blocking(move || checkpoint.write(&registry));
-        if let Err(error) = writing.await {
-            tracing::warn!("checkpoint not written: {error}");
+        let write = tokio::task::spawn_blocking(move || checkpoint.write(&registry));
+        if let Err(error) = write.await {
+            tracing::warn!(%error, "checkpoint write failed");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Events of pods that are asked where they publish: `GET /kv_event_sources`.
+//! Event source discovery: `GET /kv_event_sources` tells where an engine publishes its cache
+//! events.
 
 use crate::fleet::probe;
 use bytes::Bytes;
@@ -9,12 +10,12 @@ use std::time::Duration;
 use wornpath_events::{DialPolicy, EventClock, EventPods, PodName, ZeroMq, ZmqAddress, supervise};
 use wornpath_execution::Endpoint;
 
-/// How often a pod is asked: it may have been restarted with other ports.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// How often one is asked that has not told yet.
-const ASK_SOON: Duration = Duration::from_millis(500);
+/// Interval between two queries: an engine may be restarted with other ports.
+const QUERY_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval before the first successful query.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A pod that is asked where it publishes.
+/// A pod that is queried for its event source.
 pub(crate) struct EventSourceProbe {
     pub(crate) pod: PodName,
     pub(crate) endpoint: Arc<Endpoint>,
@@ -22,63 +23,68 @@ pub(crate) struct EventSourceProbe {
 }
 
 impl EventSourceProbe {
-    /// Feeds the pod from wherever it says, for as long as it is polled.
+    /// Subscribes to the source that the pod names, and follows it when it moves; never returns.
     pub(crate) async fn follow(self, events: Arc<EventPods>, clock: EventClock) -> Infallible {
-        let (mut known, judge) = (self.first().await, judge(&self.endpoint));
+        let mut known = self.first_address().await;
+        let policy = dial_policy(&self.endpoint);
         loop {
-            tracing::info!(pod = %self.pod, from = %known, "publishes its cache events");
+            tracing::info!(pod = %self.pod, source = %known, "event source discovered");
             let new = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
-            let make = || new().judged_by(Arc::clone(&judge));
+            let make = || new().judged_by(Arc::clone(&policy));
             known = tokio::select! {
                 never = supervise(make, &events, clock) => match never {},
-                another = self.another(&known) => another,
+                moved = self.moved_from(&known) => moved,
             };
         }
     }
 
-    async fn first(&self) -> ZmqAddress {
-        let mut is_told = false;
+    async fn first_address(&self) -> ZmqAddress {
+        let mut is_logged = false;
         loop {
-            match self.ask().await {
+            match self.query().await {
                 Ok(address) => return address,
-                Err(problem) if !is_told => {
-                    is_told = true;
-                    tracing::warn!(pod = %self.pod, "does not say where it publishes its cache events: {problem}");
+                Err(problem) if !is_logged => {
+                    is_logged = true;
+                    tracing::warn!(pod = %self.pod, reason = problem, "event source discovery failed");
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(ASK_SOON).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
-    /// Waits until the pod publishes elsewhere.
-    async fn another(&self, known: &ZmqAddress) -> ZmqAddress {
+    /// Waits until the pod publishes at another address.
+    async fn moved_from(&self, known: &ZmqAddress) -> ZmqAddress {
         loop {
-            tokio::time::sleep(ASK_AGAIN).await;
-            match self.ask().await {
+            tokio::time::sleep(QUERY_INTERVAL).await;
+            match self.query().await {
                 Ok(address) if address != *known => return address,
                 _ => {}
             }
         }
     }
 
-    async fn ask(&self) -> Result<ZmqAddress, String> {
+    async fn query(&self) -> Result<ZmqAddress, String> {
         let body: Bytes = probe::fetch(&self.endpoint, "/kv_event_sources").await?;
         let authority = self.endpoint.authority().to_str().unwrap_or_default();
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let mut listed = ZmqAddress::listed(&body, host).map_err(|error| error.to_string())?;
-        listed.remove(&self.rank).ok_or(format!("/kv_event_sources: found no rank {}", self.rank))
+        listed
+            .remove(&self.rank)
+            .ok_or(format!("/kv_event_sources: no entry for rank {}", self.rank))
     }
 }
 
-/// Events come from where pods may be, by the rules of the moment when somebody connects.
-pub(crate) fn judge(endpoint: &Arc<Endpoint>) -> DialPolicy {
-    let (endpoint, is_told) = (Arc::clone(endpoint), AtomicBool::new(false));
+/// Admits the addresses of an event source by the egress policy in force at the time of the
+/// connection.
+pub(crate) fn dial_policy(endpoint: &Arc<Endpoint>) -> DialPolicy {
+    let endpoint = Arc::clone(endpoint);
+    let is_logged = AtomicBool::new(false);
     Arc::new(move |address| {
-        let judged = endpoint.admits(address).map_err(|forbidden| forbidden.to_string());
-        if let (Err(why), false) = (&judged, is_told.swap(judged.is_err(), Relaxed)) {
-            tracing::warn!(pod = endpoint.url(), "its cache events are not taken: {why}");
+        let admitted = endpoint.admits(address).map_err(|error| error.to_string());
+        if let (Err(why), false) = (&admitted, is_logged.swap(admitted.is_err(), Relaxed)) {
+            tracing::warn!(url = endpoint.url(), reason = why, "event source refused");
         }
-        judged
+        admitted
     })
 }

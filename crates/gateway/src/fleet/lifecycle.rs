@@ -1,16 +1,16 @@
-//! Who comes and who goes: one pod at a time, or all that a new configuration changes.
+//! Pod lifecycle: adding, draining and removing one pod, or applying all changes of a new
+//! configuration.
 //!
-//! A configuration takes over as a whole or not at all, so everything that can be wrong with its pods is
-//! found before anything changes.
+//! A configuration is applied as a whole or not at all, so all of its pods are checked before
+//! anything changes.
 
 use crate::fleet::block_size;
-use crate::fleet::event_source_probe::{EventSourceProbe, judge};
-use crate::fleet::pod_model::serving;
-use crate::fleet::registry::{ApplyError, PodRegistry, lock};
+use crate::fleet::event_source_probe::{EventSourceProbe, dial_policy};
+use crate::fleet::registry::{ApplyError, PodRegistry, lock, served_model};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::routes::RouteTable;
+use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
-use crate::watchdog::task::TaskName;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
@@ -22,22 +22,23 @@ use wornpath_execution::{Endpoint, EndpointError};
 use wornpath_index::{NoSlot, PodId};
 use wornpath_routing::{EventTrust, FleetPod, Health, Name, PodFacts};
 
-/// Blocks that are swept at a time when slots are needed at once.
+/// Blocks swept at a time when slots are needed immediately.
 const SWEPT_BLOCKS: usize = 1 << 16;
 
 impl PodRegistry {
-    /// Takes a pod in. It gets requests once it has answered a probe.
+    /// Adds a pod. It gets requests once its models are known.
     ///
     /// # Errors
-    /// If it is there already, its address is none, or the index is full.
+    /// If its name is in use, its address is invalid or not allowed, or the index has no slot left.
     pub fn add_pod(&self, settings: PodSettings) -> Result<(), ApplyError> {
         self.add_pod_after(settings, &[])
     }
 
-    /// The same, where it may be one of those who were there just now: then it goes on as it was.
+    /// Like [`Self::add_pod`]. If one of the `former` entries is the same engine, the pod keeps its
+    /// health, load and connections.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::add_pod`].
     pub(crate) fn add_pod_after(
         &self,
         settings: PodSettings,
@@ -45,18 +46,18 @@ impl PodRegistry {
     ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
-        let new = (std::slice::from_ref(&settings), &*self.settings());
-        check_pods(&entries, new, &self.routes())?;
+        let added = std::slice::from_ref(&settings);
+        check_pods(&entries, added, &self.settings(), &self.routes())?;
         if entries.len() + 1 + self.index().stats().leaving > self.slots {
             self.sweep_leaving();
         }
         let former = former.iter().find(|entry| is_same_engine(&entry.settings, &settings));
-        self.take_in(&mut entries, settings, former)?;
+        self.insert(&mut entries, settings, former)?;
         self.publish(entries);
         Ok(())
     }
 
-    /// Takes a pod out at once; requests on it go on. Whether it was there.
+    /// Removes a pod at once; its requests in flight continue. Returns whether it existed.
     pub fn remove_pod(&self, name: &str) -> bool {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
@@ -66,11 +67,11 @@ impl PodRegistry {
         };
         let entry = entries.remove(at);
         self.publish(entries);
-        self.take_out(&entry);
+        self.release(&entry);
         true
     }
 
-    /// Sends a pod nothing new. Whether it was there.
+    /// Drains a pod: it gets no new requests. Returns whether it exists.
     pub fn drain_pod(&self, name: &str) -> bool {
         let snapshot = self.snapshot();
         let Some(entry) = snapshot.named(name) else { return false };
@@ -78,7 +79,8 @@ impl PodRegistry {
         true
     }
 
-    /// Sends a drained pod requests again, once it has answered a probe. Whether it was there.
+    /// Ends the draining of a pod: it gets requests again once it has answered a probe. Returns
+    /// whether it exists.
     pub fn resume_pod(&self, name: &str) -> bool {
         let snapshot = self.snapshot();
         let Some(entry) = snapshot.named(name) else { return false };
@@ -88,20 +90,20 @@ impl PodRegistry {
         true
     }
 
-    /// Checks new settings and goes by them; if they cannot be used, everything stays as it is. Where it
-    /// listens, and with how many threads, stays in any case.
+    /// Checks new settings and applies them; invalid ones change nothing. Listeners and the number
+    /// of threads stay as they are in any case.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Why the settings cannot be applied.
     pub fn apply(&self, settings: Settings) -> Result<(), ApplyError> {
-        self.adopt(settings, &[])
+        self.apply_adopting(settings, &[])
     }
 
-    /// The same, where some of the pods were brought by somebody else before.
+    /// Like [`Self::apply`], where pods in `adopted`, of other owners so far, are now listed.
     ///
     /// # Errors
-    /// What is wrong with the settings.
-    pub(crate) fn adopt(
+    /// Why the settings cannot be applied.
+    pub(crate) fn apply_adopting(
         &self,
         mut settings: Settings,
         adopted: &[PodSettings],
@@ -113,24 +115,24 @@ impl PodRegistry {
         let is_adopted = |pod: &PodSettings| {
             adopted.iter().any(|it| it.facts.name == pod.facts.name || it.url == pod.url)
         };
-        let is_as_before = |entry: &PodEntry| {
+        let is_kept = |entry: &PodEntry| {
             let is_listed = settings.pods.contains(&entry.settings);
             (is_listed || !before.pods.contains(&entry.settings)) && !is_adopted(&entry.settings)
         };
-        let (mut entries, leaving): (Vec<_>, Vec<_>) =
-            self.snapshot().entries().iter().cloned().partition(is_as_before);
+        let (mut entries, removed): (Vec<_>, Vec<_>) =
+            self.snapshot().entries().iter().cloned().partition(is_kept);
         let is_new = |pod: &&PodSettings| !before.pods.contains(pod) || is_adopted(pod);
-        let coming: Vec<_> = settings.pods.iter().filter(is_new).cloned().collect();
-        check_pods(&entries, (&coming, &settings), &routing)?;
+        let added: Vec<_> = settings.pods.iter().filter(is_new).cloned().collect();
+        check_pods(&entries, &added, &settings, &routing)?;
         for entry in &entries {
-            may_say_nothing(&entry.settings, &routing)?;
+            check_event_policy(&entry.settings, &routing)?;
         }
         for entry in &entries {
             let pod = entry.pod.facts().name.to_string();
             let allowed = entry.endpoint.check_egress(&settings.reach);
             allowed.map_err(|cause| ApplyError::Address { pod, cause })?;
         }
-        if entries.len() + coming.len() > self.slots {
+        if entries.len() + added.len() > self.slots {
             return Err(NoSlot { capacity: self.slots, leaving: 0 }.into());
         }
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(routing);
@@ -139,44 +141,44 @@ impl PodRegistry {
         let reach = &self.settings().reach;
         for entry in &entries {
             entry.endpoint.set_egress_policy(reach);
-            // Another key makes no other pod: what is known of its cache stays.
-            keep_or_show_key(&entry.endpoint, &entry.settings);
-            self.bind(entry);
+            // A new key does not make another pod: the state of its cache stays.
+            reload_key(&entry.endpoint, &entry.settings);
+            self.bind_model(entry);
         }
-        // Whoever only comes anew is called meanwhile too.
+        // Pods that are replaced by new entries stay routable in between.
         let former = |new: &PodSettings| {
-            leaving.iter().find(|entry| is_same_engine(&entry.settings, new)).cloned()
+            removed.iter().find(|entry| is_same_engine(&entry.settings, new)).cloned()
         };
-        self.publish(entries.iter().cloned().chain(coming.iter().filter_map(former)).collect());
-        leaving.iter().for_each(|entry| self.take_out(entry));
-        if !coming.is_empty() {
-            // The check above counts on it.
+        self.publish(entries.iter().cloned().chain(added.iter().filter_map(former)).collect());
+        removed.iter().for_each(|entry| self.release(entry));
+        if !added.is_empty() {
+            // The check of `slots` above assumes that removed pods occupy none.
             self.sweep_leaving();
         }
-        for new in coming {
+        for new in added {
             let former = former(&new);
-            self.take_in(&mut entries, new, former.as_ref())?;
+            self.insert(&mut entries, new, former.as_ref())?;
         }
         self.publish(entries);
         Ok(())
     }
 
-    /// A pod said what it serves.
-    pub(crate) fn introduce(&self, url: &str, cards: &Arc<[Value]>) {
+    /// Stores the model cards that the engine at `url` reported.
+    pub(crate) fn set_models(&self, url: &str, cards: &Arc<[Value]>) {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
         for entry in entries.iter_mut().filter(|entry| entry.settings.url == url) {
-            let facts = introduced(&entry.settings, cards);
+            let facts = facts_with(&entry.settings, cards);
             entry.cards = Arc::clone(cards);
             if facts != *entry.pod.facts() {
                 entry.pod = entry.pod.with_facts(facts);
             }
-            self.bind(entry);
+            self.bind_model(entry);
         }
         self.publish(entries);
     }
 
-    /// Lets those who left give back their slots in the index.
+    /// Frees the slots of removed pods in the index.
     fn sweep_leaving(&self) {
         let mut writer = self.index().writer();
         while self.index().stats().leaving > 0 {
@@ -184,8 +186,9 @@ impl PodRegistry {
         }
     }
 
-    /// A pod that was checked gets a seat. If it had one before and is still the same engine, it goes on.
-    fn take_in(
+    /// Adds the entry of a checked pod. The entry keeps the state of `former`, the same engine
+    /// before.
+    fn insert(
         &self,
         entries: &mut Vec<PodEntry>,
         settings: PodSettings,
@@ -193,35 +196,33 @@ impl PodRegistry {
     ) -> Result<(), ApplyError> {
         let name = settings.facts.name.clone();
         let same = entries.iter().find(|entry| entry.settings.url == settings.url);
-        let block_size = former.or(same).and_then(|entry| entry.block_size);
-        let (endpoint, cards, is_asked) = match former.or(same) {
-            Some(PodEntry { endpoint, cards, is_asked, .. }) => {
-                (Arc::clone(endpoint), Arc::clone(cards), Arc::clone(is_asked))
-            }
-            None => {
-                (Arc::new(endpoint(&settings, &self.settings())?), Arc::default(), Arc::default())
-            }
+        let known = former.or(same);
+        let endpoint = match known {
+            Some(entry) => Arc::clone(&entry.endpoint),
+            None => Arc::new(new_endpoint(&settings, &self.settings())?),
         };
-        let facts = introduced(&settings, &cards);
-        let (id, feeder) = match &settings.events {
-            None => (self.guess(&settings)?, None),
+        let cards = known.map(|entry| Arc::clone(&entry.cards)).unwrap_or_default();
+        let was_queried = known.map(|entry| Arc::clone(&entry.was_queried)).unwrap_or_default();
+        let block_size = known.and_then(|entry| entry.block_size);
+        let facts = facts_with(&settings, &cards);
+        let (id, event_task) = match &settings.events {
+            None => (self.add_approximate(&settings)?, None),
             Some(source) => {
                 let pod: Arc<str> = name.as_str().into();
-                let id = self
-                    .events()
-                    .add(&pod, serving(&settings, &facts.models, &self.settings())?)?;
-                (id, self.feed(&pod, source, (&endpoint, settings.facts.rank)))
+                let served = served_model(&settings, &facts.models, &self.settings())?;
+                let id = self.events().add(&pod, served)?;
+                (id, self.subscribe(&pod, source, &endpoint, settings.facts.rank))
             }
         };
         let pod = match former {
             Some(entry) => {
                 endpoint.set_egress_policy(&self.settings().reach);
-                keep_or_show_key(&endpoint, &settings);
+                reload_key(&endpoint, &settings);
                 entry.pod.anew(id, facts)
             }
             None => {
                 let pod = FleetPod::new(id, facts);
-                // Until it has answered a probe, nobody knows what it serves.
+                // Its models are unknown until it has answered a probe.
                 pod.vitals().set_health(Health::Down);
                 endpoint.show(pod.vitals());
                 pod
@@ -238,13 +239,22 @@ impl PodRegistry {
         });
         let is_recalled = self.events().is_only_recalled(name.as_str());
         vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
-        entries.push(PodEntry { settings, pod, endpoint, cards, block_size, feeder, is_asked });
+        entries.push(PodEntry {
+            settings,
+            pod,
+            endpoint,
+            cards,
+            block_size,
+            event_task,
+            was_queried,
+        });
         Ok(())
     }
 
-    fn take_out(&self, entry: &PodEntry) {
-        if let Some(feeder) = &entry.feeder {
-            feeder.abort();
+    /// Frees what a removed entry holds: its event subscription and its blocks in the index.
+    fn release(&self, entry: &PodEntry) {
+        if let Some(event_task) = &entry.event_task {
+            event_task.abort();
         }
         self.history.0.remove(entry.pod.id());
         if !self.events().remove(entry.pod.facts().name.as_str()) {
@@ -257,76 +267,81 @@ impl PodRegistry {
         *self.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
     }
 
-    /// Takes a pod into the index that says nothing of its cache. Never silently: what is believed of it is a
-    /// guess.
-    fn guess(&self, pod: &PodSettings) -> Result<PodId, NoSlot> {
+    /// Adds a pod without cache events to the index, with a warning: its cache is only
+    /// approximated.
+    fn add_approximate(&self, pod: &PodSettings) -> Result<PodId, NoSlot> {
         let id = self.index().add_pod()?;
         let name = &pod.facts.name;
         let Some(tokens) = pod.facts.kv_tokens else {
-            tracing::warn!(pod = %name, "sends no cache events: for a while after a prompt was sent there it is guessed to be cached; give `events`, or `kv_tokens` for a better guess");
+            tracing::warn!(pod = %name, "pod without cache events: assuming recent prompts are cached; set `events`, or `kv_tokens` for a better approximation");
             return Ok(id);
         };
-        tracing::warn!(pod = %name, tokens, "sends no cache events: what it holds is guessed from what it is sent");
+        tracing::warn!(pod = %name, kv_tokens = tokens, "pod without cache events: approximating its cache from routed prompts");
         self.history.0.add(id, tokens);
         Ok(id)
     }
 
-    /// Starts to listen to a pod's engine, if it is the engine that speaks.
-    fn feed(
+    /// Subscribes to the events of a pod's engine; none if a sidecar or broker delivers them.
+    fn subscribe(
         &self,
         pod: &Arc<str>,
         source: &EventSource,
-        (endpoint, rank): (&Arc<Endpoint>, Option<u32>),
+        endpoint: &Arc<Endpoint>,
+        rank: Option<u32>,
     ) -> Option<AbortHandle> {
-        let (events, clock, pod) = (Arc::clone(self.events()), self.clock(), Arc::clone(pod));
+        let events = Arc::clone(self.events());
+        let clock = self.clock();
+        let pod = Arc::clone(pod);
         let task = TaskName::new(&format!("cache events of {pod}"));
-        let fed = match source {
+        let subscription = match source {
             EventSource::Elsewhere => return None,
             EventSource::ZeroMq(address) => {
-                let (address, judge) = (address.clone(), judge(endpoint));
+                let address = address.clone();
+                let policy = dial_policy(endpoint);
                 self.background().spawn(named(task, async move {
                     let new = || ZeroMq::new(Arc::clone(&pod), address.clone());
-                    let make = || new().judged_by(Arc::clone(&judge));
+                    let make = || new().judged_by(Arc::clone(&policy));
                     supervise(make, &events, clock).await;
                 }))
             }
             EventSource::Asked => {
                 let endpoint = Arc::clone(endpoint);
-                let asked = EventSourceProbe { pod, endpoint, rank: rank.unwrap_or(0) };
+                let probe = EventSourceProbe { pod, endpoint, rank: rank.unwrap_or(0) };
                 self.background().spawn(named(task, async move {
-                    asked.follow(events, clock).await;
+                    probe.follow(events, clock).await;
                 }))
             }
         };
-        Some(fed.abort_handle())
+        Some(subscription.abort_handle())
     }
 }
 
-/// Whether all that come can, beside those who are there.
+/// Checks pods that are to be added beside the `existing` ones.
 fn check_pods(
-    there: &[PodEntry],
-    (coming, settings): (&[PodSettings], &Settings),
+    existing: &[PodEntry],
+    added: &[PodSettings],
+    settings: &Settings,
     routing: &RouteTable,
 ) -> Result<(), ApplyError> {
-    for (at, pod) in coming.iter().enumerate() {
+    for (at, pod) in added.iter().enumerate() {
         let name = &pod.facts.name;
-        let is_there = there.iter().any(|entry| entry.pod.facts().name == *name);
-        if is_there || coming[..at].iter().any(|other| other.facts.name == *name) {
-            return Err(ApplyError::Twice(name.to_string()));
+        let exists = existing.iter().any(|entry| entry.pod.facts().name == *name);
+        if exists || added[..at].iter().any(|other| other.facts.name == *name) {
+            return Err(ApplyError::DuplicateName(name.to_string()));
         }
-        endpoint(pod, settings)?;
-        may_say_nothing(pod, routing)?;
+        new_endpoint(pod, settings)?;
+        check_event_policy(pod, routing)?;
         if let Some(source) = &pod.events {
-            serving(pod, &[], settings)?;
-            may_be_heard(source, settings)
+            served_model(pod, &[], settings)?;
+            check_event_addresses(source, settings)
                 .map_err(|cause| ApplyError::Address { pod: name.to_string(), cause })?;
         }
     }
     Ok(())
 }
 
-/// A pod that never tells what it holds needs profiles that can do without.
-fn may_say_nothing(pod: &PodSettings, routing: &RouteTable) -> Result<(), ApplyError> {
+/// A pod without cache events is refused if a profile in use requires them.
+fn check_event_policy(pod: &PodSettings, routing: &RouteTable) -> Result<(), ApplyError> {
     match routing.refuses_without_events() {
         Some(profile) if pod.events.is_none() => Err(ApplyError::WithoutEvents {
             pod: pod.facts.name.to_string(),
@@ -336,34 +351,35 @@ fn may_say_nothing(pod: &PodSettings, routing: &RouteTable) -> Result<(), ApplyE
     }
 }
 
-/// Checks an event source before a connection is made, as far as its addresses are numbers.
-fn may_be_heard(source: &EventSource, settings: &Settings) -> Result<(), EndpointError> {
+/// Checks the addresses of an event source against the egress policy. Host names are checked when a
+/// connection is made.
+fn check_event_addresses(source: &EventSource, settings: &Settings) -> Result<(), EndpointError> {
     let EventSource::ZeroMq(address) = source else { return Ok(()) };
-    for place in std::iter::once(&address.publisher).chain(&address.replay) {
-        if let Ok(place) = place.parse::<SocketAddr>() {
-            settings.reach.admit(place.ip())?;
+    for address in std::iter::once(&address.publisher).chain(&address.replay) {
+        if let Ok(address) = address.parse::<SocketAddr>() {
+            settings.reach.admit(address.ip())?;
         }
     }
     Ok(())
 }
 
-fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
+fn new_endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
     let endpoint = Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
         .and_then(|endpoint| endpoint.within(&settings.reach))
         .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })?;
-    show_key(&endpoint, pod)?;
+    set_key(&endpoint, pod)?;
     Ok(endpoint)
 }
 
-/// Whether the engine that a pod was is the one it is now, whatever it is called and whatever else is said of it.
+/// Whether two descriptions mean the same engine, whatever else about the pod has changed.
 fn is_same_engine(former: &PodSettings, new: &PodSettings) -> bool {
     let engine = |pod: &PodSettings| (pod.facts.rank, pod.url.clone(), pod.key_file.clone());
     engine(former) == engine(new)
 }
 
-/// What is configured of a pod, and by its own word: the models, if they are not configured, and what it adapts them by
-/// besides what is.
-fn introduced(pod: &PodSettings, cards: &[Value]) -> PodFacts {
+/// The configured facts of a pod, completed by the model cards that it reported: the models if none
+/// are configured, and all its LoRA adapters.
+fn facts_with(pod: &PodSettings, cards: &[Value]) -> PodFacts {
     let mut facts = pod.facts.clone();
     let name = |card: &Value| card["id"].as_str().map(Name::from);
     let is_base = |card: &&Value| !card["parent"].is_string();
@@ -378,19 +394,20 @@ fn introduced(pod: &PodSettings, cards: &[Value]) -> PodFacts {
     facts
 }
 
-/// The pod is shown the key that is in its file now, or if there is none any more the one before.
-fn keep_or_show_key(endpoint: &Endpoint, pod: &PodSettings) {
-    if let Err(error) = show_key(endpoint, pod) {
-        tracing::error!("{error}; the key that it was shown before stays");
+/// Reads the key file of a pod again; if that fails, the previous key stays.
+fn reload_key(endpoint: &Endpoint, pod: &PodSettings) {
+    if let Err(error) = set_key(endpoint, pod) {
+        tracing::error!(%error, "pod key not reloaded; keeping the previous one");
     }
 }
 
-/// From now on the pod is shown the key that is in its file now.
-fn show_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
+/// Sets the key in the pod's key file as the credential of all its calls.
+fn set_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
     let Some(file) = &pod.key_file else { return Ok(()) };
-    let key = authorization(file).map_err(|cause| {
-        let (pod, file) = (pod.facts.name.to_string(), file.clone());
-        ApplyError::Key { pod, file, cause }
+    let key = authorization(file).map_err(|cause| ApplyError::Key {
+        pod: pod.facts.name.to_string(),
+        file: file.clone(),
+        cause,
     })?;
     endpoint.set_key(Some(key));
     Ok(())

@@ -1,8 +1,7 @@
-//! What is done for pods now and then: probing those that are cut off, asking what they serve, telling
-//! decisions how far their events can be trusted.
+//! The probe loop: probes pods whose circuit breaker is open, discovers the models that pods serve,
+//! and updates the trust in their cache events.
 
-use crate::fleet::breakers::Breakers;
-use crate::fleet::event_alerts::{EventAlert, EventAlerts};
+use crate::fleet::alerts::{BreakerAlerts, EventAlert, EventAlerts};
 use crate::fleet::registry::{PodRegistry, lock};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::watchdog::heartbeat::named;
@@ -26,73 +25,75 @@ use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
 
 const TICK: Duration = Duration::from_millis(50);
-/// How often a pod that answers is asked again what it serves.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
-/// How often one is probed that was cut off.
-const PROBE_AGAIN: Duration = Duration::from_millis(100);
-/// How often one is asked that has never answered.
-const ASK_SOON: Duration = Duration::from_millis(500);
-/// How often connections are closed that nobody uses.
-const TIDY_AGAIN: Duration = Duration::from_secs(2);
-/// The index is swept in pieces, so that no query waits for long.
+/// Interval between model queries to a pod that is up.
+const MODELS_INTERVAL: Duration = Duration::from_secs(30);
+/// Interval between probes of a pod whose breaker is open.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between model queries to a pod that is down.
+const MODELS_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two checks for idle connections to close.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Blocks swept from the index at a time, so that no lookup waits for long.
 const SWEPT_BLOCKS: usize = 4096;
-const MOST_CARDS_BYTES: usize = 4 << 20;
-/// A page of metrics is a few hundred kilobytes; this is no page.
-const MOST_PAGE_BYTES: usize = 8 << 20;
-/// How long a pod that is coming up may take to report its block size: until then it gets no requests.
-const REPORT_WITHIN: Duration = Duration::from_secs(1);
+const MAX_CARDS_BYTES: usize = 4 << 20;
+/// Limit on a metrics page, which usually has a few hundred kilobytes.
+const MAX_PAGE_BYTES: usize = 8 << 20;
+/// Time for a pod that is coming up to report its block size; until then it gets no requests.
+const BLOCK_SIZE_TIMEOUT: Duration = Duration::from_secs(1);
 
-const PATIENCE: Timeouts = Timeouts {
+const TIMEOUTS: Timeouts = Timeouts {
     connect: Duration::from_secs(1),
     first_byte: Duration::from_secs(2),
     between_bytes: Duration::from_secs(2),
     total: Duration::from_secs(4),
 };
 
-/// Looks after all pods, for as long as it is polled; calls `tick` after each round.
-pub(crate) async fn look_after(registry: Arc<PodRegistry>, tick: impl Fn()) -> Infallible {
+/// Runs the probe loop, and calls `tick` after each round; never returns.
+pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -> Infallible {
     let registry = &registry;
     let mut writer = registry.index().writer();
-    let (mut probes, mut introductions) = (DueProbe::default(), DueProbe::default());
-    let mut tidied = DueProbe::default();
+    let mut probed = LastRuns::default();
+    let mut queried = LastRuns::default();
+    let mut idle_checked = LastRuns::default();
     let mut known = registry.snapshot();
-    let mut errands = JoinSet::new();
-    let (told, mut breakers) = (Arc::<ProbeReport>::default(), Breakers::default());
-    let mut unheard = EventAlerts::default();
+    let mut tasks = JoinSet::new();
+    let logged = Arc::<LoggedFailures>::default();
+    let mut breaker_alerts = BreakerAlerts::default();
+    let mut event_alerts = EventAlerts::default();
     loop {
         tokio::time::sleep(TICK).await;
-        while errands.try_join_next().is_some() {}
-        let (now, snapshot) = (registry.now(), registry.snapshot());
+        while tasks.try_join_next().is_some() {}
+        let now = registry.now();
+        let snapshot = registry.snapshot();
         if !Arc::ptr_eq(&snapshot, &known) {
             let urls: HashSet<_> =
                 snapshot.entries().iter().map(|entry| entry.endpoint.url()).collect();
-            probes.retain(|url, _| urls.contains(url.as_str()));
-            introductions.retain(|url, _| urls.contains(url.as_str()));
-            tidied.retain(|url, _| urls.contains(url.as_str()));
+            probed.retain(|url, _| urls.contains(url.as_str()));
+            queried.retain(|url, _| urls.contains(url.as_str()));
+            idle_checked.retain(|url, _| urls.contains(url.as_str()));
             known = Arc::clone(&snapshot);
         }
         for entry in snapshot.entries() {
             let endpoint = &entry.endpoint;
-            if is_due(&mut tidied, endpoint, now, TIDY_AGAIN) {
+            if is_due(&mut idle_checked, endpoint, now, IDLE_CHECK_INTERVAL) {
                 endpoint.close_unused();
             }
-            if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
+            if endpoint.tick(now) && is_due(&mut probed, endpoint, now, PROBE_INTERVAL) {
                 let probe = probe(Arc::clone(registry), Arc::clone(endpoint));
-                errands.spawn(named("pod probe", probe));
+                tasks.spawn(named("pod probe", probe));
             }
-            let is_waited_for =
-                entry.cards.is_empty() || entry.pod.vitals().health() == Health::Down;
-            let again = if is_waited_for { ASK_SOON } else { ASK_AGAIN };
-            if is_due(&mut introductions, endpoint, now, again) {
-                let introduction =
-                    introduce(Arc::clone(registry), entry.clone(), Arc::clone(&told));
-                errands.spawn(named("pod introduction", introduction));
+            let is_down = entry.cards.is_empty() || entry.pod.vitals().health() == Health::Down;
+            let interval = if is_down { MODELS_RETRY_INTERVAL } else { MODELS_INTERVAL };
+            if is_due(&mut queried, endpoint, now, interval) {
+                let discovery =
+                    discover_models(Arc::clone(registry), entry.clone(), Arc::clone(&logged));
+                tasks.spawn(named("model discovery", discovery));
             }
         }
         let events = registry.events().status(now);
-        trust(registry, &events, now);
-        unheard.look(&events, now).into_iter().for_each(EventAlert::tell);
-        breakers.look(&snapshot);
+        update_trust(registry, &events, now);
+        event_alerts.update(&events, now).into_iter().for_each(EventAlert::log);
+        breaker_alerts.update(&snapshot);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
         tick();
@@ -100,43 +101,43 @@ pub(crate) async fn look_after(registry: Arc<PodRegistry>, tick: impl Fn()) -> I
 }
 
 impl PodRegistry {
-    /// Waits for whoever came just now to be asked what it serves, if nobody who is up serves the model: pods may have
-    /// been replaced all at once. Returns who is there then.
-    pub(crate) async fn snapshot_after_introductions(&self, model: &str) -> Arc<FleetSnapshot> {
-        let introductions = async {
+    /// Waits for the models of new pods to be queried if no pod that is up serves `model`: all pods
+    /// may have been replaced at once. Returns the snapshot after that.
+    pub(crate) async fn snapshot_after_discovery(&self, model: &str) -> Arc<FleetSnapshot> {
+        let discovery = async {
             loop {
-                let introduced = self.introduced.notified();
+                let queried = self.models_queried.notified();
                 if !self.snapshot().may_yet_serve(model) {
                     return;
                 }
-                introduced.await;
+                queried.await;
             }
         };
-        // Asking takes no longer.
-        let _ = tokio::time::timeout(PATIENCE.total + REPORT_WITHIN, introductions).await;
+        // No query takes longer.
+        let _ = tokio::time::timeout(TIMEOUTS.total + BLOCK_SIZE_TIMEOUT, discovery).await;
         self.snapshot()
     }
 }
 
-/// What was last said of pods that do not answer, by address: the same is not said again.
-type ProbeReport = Mutex<HashMap<String, String>>;
+/// The last logged failure of each address, so that a failure that persists is logged once.
+type LoggedFailures = Mutex<HashMap<String, String>>;
 
-/// When something was last done, by address.
-type DueProbe = HashMap<String, Moment>;
+/// When a periodic action last ran, by address.
+type LastRuns = HashMap<String, Moment>;
 
-/// Whether it is to be done now, so long after the last time.
-fn is_due(done: &mut DueProbe, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
-    if done.get(endpoint.url()).is_some_and(|last| *last + pause > now) {
+/// Whether `interval` has passed since the last run for an endpoint. If so, records a run.
+fn is_due(runs: &mut LastRuns, endpoint: &Endpoint, now: Moment, interval: Duration) -> bool {
+    if runs.get(endpoint.url()).is_some_and(|last| *last + interval > now) {
         return false;
     }
-    done.insert(endpoint.url().to_owned(), now);
+    runs.insert(endpoint.url().to_owned(), now);
     true
 }
 
-/// Whether an endpoint that was cut off is back.
+/// Probes an endpoint whose breaker is open.
 async fn probe(registry: Arc<PodRegistry>, endpoint: Arc<Endpoint>) {
     let verdict =
-        match call(&endpoint, WorkerNumber::NONE, get(&endpoint, "/health"), PATIENCE).await {
+        match call(&endpoint, WorkerNumber::NONE, get(&endpoint, "/health"), TIMEOUTS).await {
             Ok(answer) if answer.head.status.is_server_error() => CallOutcome::Failed,
             Ok(_) => CallOutcome::Good,
             Err(error) => error.outcome(),
@@ -144,135 +145,143 @@ async fn probe(registry: Arc<PodRegistry>, endpoint: Arc<Endpoint>) {
     endpoint.probed(verdict, registry.now());
 }
 
-/// Asks a pod what it serves; from the first answer on it gets requests. Those who waited for what it says go on in any case.
-async fn introduce(registry: Arc<PodRegistry>, entry: PodEntry, told: Arc<ProbeReport>) {
-    ask(&registry, &entry, &told).await;
-    if !entry.is_asked.swap(true, Relaxed) {
-        registry.introduced.notify_waiters();
+/// Discovers the models of a pod; from the first answer on it gets requests. Requests that wait for
+/// the discovery continue even if it fails.
+async fn discover_models(registry: Arc<PodRegistry>, entry: PodEntry, logged: Arc<LoggedFailures>) {
+    query_models(&registry, &entry, &logged).await;
+    if !entry.was_queried.swap(true, Relaxed) {
+        registry.models_queried.notify_waiters();
     }
 }
 
-async fn ask(registry: &PodRegistry, entry: &PodEntry, told: &ProbeReport) {
+async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedFailures) {
     let endpoint = &entry.endpoint;
-    let listed = listed(endpoint).await;
+    let listed = fetch_models(endpoint).await;
     match &listed {
-        Ok(_) => drop(lock(told).remove(endpoint.url())),
-        Err(unlisted) => {
-            let (pod, why) = (&entry.pod.facts().name, unlisted.to_string());
-            let before = lock(told).insert(endpoint.url().to_owned(), why.clone());
+        Ok(_) => drop(lock(logged).remove(endpoint.url())),
+        Err(error) => {
+            let pod = &entry.pod.facts().name;
+            let why = error.to_string();
+            let before = lock(logged).insert(endpoint.url().to_owned(), why.clone());
             let is_configured = !entry.settings.facts.models.is_empty();
-            let may_be = match unlisted {
-                Unlisted::Status(status) => !is_out_of_order(*status),
-                Unlisted::Nothing => true,
-                Unlisted::Call(_) | Unlisted::Forbidden(_) => false,
+            let is_optional = match error {
+                ModelsError::Status(status) => !is_unavailable(*status),
+                ModelsError::Empty => true,
+                ModelsError::Call(_) | ModelsError::Forbidden(_) => false,
             };
-            if before.as_ref() != Some(&why) && !(is_configured && may_be) {
-                tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
+            if before.as_ref() != Some(&why) && !(is_configured && is_optional) {
+                tracing::warn!(%pod, url = endpoint.url(), reason = why, "model discovery failed");
             }
         }
     }
     match listed {
-        Ok(cards) if cards != entry.cards => registry.introduce(&entry.settings.url, &cards),
+        Ok(cards) if cards != entry.cards => registry.set_models(&entry.settings.url, &cards),
         Ok(_) => {}
-        Err(Unlisted::Call(error)) => {
-            // One that was up and gets no requests would seem to be up for ever. Not being greeted in time is no proof.
-            let blame = match error {
+        Err(ModelsError::Call(error)) => {
+            // A pod without requests would otherwise stay up for ever. A connect timeout alone does
+            // not open the breaker.
+            let outcome = match error {
                 CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
                 error => Some(error.outcome()).filter(|verdict| *verdict == CallOutcome::Gone),
             };
-            if let (Some(blame), true) = (blame, entry.pod.vitals().health() != Health::Down) {
-                endpoint.record_outcome(blame, registry.now());
+            if let (Some(outcome), true) = (outcome, entry.pod.vitals().health() != Health::Down) {
+                endpoint.record_outcome(outcome, registry.now());
             }
             return;
         }
-        // Clients would be turned away too, unless they bring what it wants.
-        Err(Unlisted::Forbidden(_))
+        // Requests of clients would be refused too, unless their own credentials are forwarded.
+        Err(ModelsError::Forbidden(_))
             if registry.settings().upstream_credentials != Credentials::Forwarded =>
         {
             return;
         }
-        // It may be who stands before the engine that answers, as long as there is none.
-        Err(Unlisted::Status(status)) if is_out_of_order(status) => return,
-        // It answers, and what it serves is configured.
+        // A proxy in front of the engine may answer while the engine is not running.
+        Err(ModelsError::Status(status)) if is_unavailable(status) => return,
+        // The engine answers, and its models are configured.
         Err(_) if !entry.settings.facts.models.is_empty() => {}
         Err(_) => return,
     }
-    note_block_size(registry, entry).await;
+    discover_block_size(registry, entry).await;
     let snapshot = registry.snapshot();
     for entry in snapshot.entries().iter().filter(|other| other.settings.url == entry.settings.url)
     {
         if entry.pod.vitals().health() == Health::Down {
             entry.pod.vitals().set_health(Health::Up);
-            tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "is up");
-            tell_unlisted(registry, entry);
+            tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "pod up");
+            warn_unlisted(registry, entry);
         }
     }
 }
 
-/// Asks a pod that is coming up for its block size, before it gets requests that are routed by tokens.
-async fn note_block_size(registry: &PodRegistry, entry: &PodEntry) {
-    let (url, settings) = (&entry.settings.url, registry.settings());
-    let is_coming = |entry: &PodEntry| {
+/// Reads the block size of a pod that is coming up, before it gets requests that are routed by
+/// tokens.
+async fn discover_block_size(registry: &PodRegistry, entry: &PodEntry) {
+    let url = &entry.settings.url;
+    let settings = registry.settings();
+    let is_coming_up = |entry: &PodEntry| {
         entry.settings.url == *url && entry.pod.vitals().health() == Health::Down
     };
-    if settings.models.is_empty() || !registry.snapshot().entries().iter().any(is_coming) {
+    if settings.models.is_empty() || !registry.snapshot().entries().iter().any(is_coming_up) {
         return;
     }
     let page = metrics_page(entry, &settings.reach);
-    let page = tokio::time::timeout(REPORT_WITHIN, page).await.ok().flatten();
-    registry.note_block_size(url, page.as_deref());
+    let page = tokio::time::timeout(BLOCK_SIZE_TIMEOUT, page).await.ok().flatten();
+    registry.record_block_size(url, page.as_deref());
 }
 
-/// Where some models are listed, so that their prompts can be tokenized, a pod may still serve another.
-fn tell_unlisted(registry: &PodRegistry, entry: &PodEntry) {
+/// Warns if a pod serves a model that is not listed while others are: its prompts cannot be
+/// tokenized.
+fn warn_unlisted(registry: &PodRegistry, entry: &PodEntry) {
     let settings = registry.settings();
     let is_listed =
         |name: &&Name| settings.models.iter().any(|model| *model.name == *name.as_str());
     let unlisted: Vec<_> =
         entry.pod.facts().models.iter().filter(|name| !is_listed(name)).collect();
     if !settings.models.is_empty() && !unlisted.is_empty() {
-        tracing::warn!(pod = %entry.pod.facts().name, models = ?unlisted, "serves what is not listed under `models`: a profile that \
-            tokenizes refuses it; list it with its tokenizer, or route it to a profile with `text_blocks`");
+        tracing::warn!(pod = %entry.pod.facts().name, models = ?unlisted, "model not listed under `models`: profiles that tokenize \
+            refuse it; list it with its tokenizer, or route it to a profile with `text_blocks`");
     }
 }
 
-/// Whether that is the answer of somebody who cannot serve now, and not of one who lists no models.
-fn is_out_of_order(status: StatusCode) -> bool {
+/// Whether a status means that the engine cannot serve now, and not only that it has no
+/// `/v1/models`.
+fn is_unavailable(status: StatusCode) -> bool {
     status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
 }
 
-/// Why a pod's models are not known.
+/// Why the models of a pod could not be discovered.
 #[derive(Debug, thiserror::Error)]
-enum Unlisted {
+enum ModelsError {
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("/v1/models: found status {0}; if the engine wants a key, give it as `key_file`")]
+    #[error("/v1/models: status {0}; if the engine requires a key, set `key_file`")]
     Forbidden(StatusCode),
-    #[error("/v1/models: found status {0}")]
+    #[error("/v1/models: status {0}")]
     Status(StatusCode),
-    #[error("/v1/models: found no model, and none is configured")]
-    Nothing,
+    #[error("/v1/models: no model listed, and none configured")]
+    Empty,
 }
 
-/// What a pod serves, by its own word.
-async fn listed(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, Unlisted> {
-    let answer = call(endpoint, WorkerNumber::NONE, get(endpoint, "/v1/models"), PATIENCE).await?;
-    let (head, body) = answer.whole(MOST_CARDS_BYTES).await?;
+/// The model cards of an engine.
+async fn fetch_models(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, ModelsError> {
+    let answer = call(endpoint, WorkerNumber::NONE, get(endpoint, "/v1/models"), TIMEOUTS).await?;
+    let (head, body) = answer.whole(MAX_CARDS_BYTES).await?;
     match head.status {
         status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            return Err(Unlisted::Forbidden(status));
+            return Err(ModelsError::Forbidden(status));
         }
-        status if !status.is_success() => return Err(Unlisted::Status(status)),
+        status if !status.is_success() => return Err(ModelsError::Status(status)),
         _ => {}
     }
     let list: Value = serde_json::from_slice(&body).unwrap_or_default();
     match list["data"].as_array() {
         Some(cards) if !cards.is_empty() => Ok(cards.clone().into()),
-        _ => Err(Unlisted::Nothing),
+        _ => Err(ModelsError::Empty),
     }
 }
 
-/// The pod's page of metrics, if there is one. The pod's key is shown at the pod's own address only.
+/// The metrics page of a pod; none if it cannot be read. The pod's key is sent only to the pod's
+/// own address.
 pub(crate) async fn metrics_page(entry: &PodEntry, reach: &Arc<EgressPolicy>) -> Option<String> {
     let pod = &entry.endpoint;
     let url = match &entry.settings.metrics {
@@ -288,21 +297,21 @@ pub(crate) async fn metrics_page(entry: &PodEntry, reach: &Arc<EgressPolicy>) ->
         pod.authorize(request.headers_mut());
     }
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
-    let answer = call(&endpoint, WorkerNumber::NONE, request, PATIENCE).await.ok()?;
+    let answer = call(&endpoint, WorkerNumber::NONE, request, TIMEOUTS).await.ok()?;
     if answer.head.status != StatusCode::OK {
         return None;
     }
-    let (_, body) = answer.whole(MOST_PAGE_BYTES).await.ok()?;
+    let (_, body) = answer.whole(MAX_PAGE_BYTES).await.ok()?;
     String::from_utf8(body.into()).ok()
 }
 
-/// What a pod answers at a path.
+/// The body of a successful `GET` of a path.
 pub(crate) async fn fetch(endpoint: &Arc<Endpoint>, path: &str) -> Result<Bytes, String> {
-    let answer = call(endpoint, WorkerNumber::NONE, get(endpoint, path), PATIENCE).await;
+    let answer = call(endpoint, WorkerNumber::NONE, get(endpoint, path), TIMEOUTS).await;
     let answer = answer.map_err(|error| error.to_string())?;
-    let (head, body) = answer.whole(MOST_CARDS_BYTES).await.map_err(|error| error.to_string())?;
+    let (head, body) = answer.whole(MAX_CARDS_BYTES).await.map_err(|error| error.to_string())?;
     if !head.status.is_success() {
-        return Err(format!("{path}: found status {}", head.status));
+        return Err(format!("{path}: status {}", head.status));
     }
     Ok(body)
 }
@@ -316,8 +325,8 @@ fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
     request
 }
 
-/// Tells decisions how far each pod's events can be trusted.
-fn trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
+/// Updates the trust in each pod's events, as routing decisions see it.
+fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
     let snapshot = registry.snapshot();
     for status in events {
         let Some(entry) = snapshot.named(&status.pod) else { continue };

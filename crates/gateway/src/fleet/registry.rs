@@ -1,75 +1,78 @@
-//! The pod registry: pods, settings and profiles in force, and what is known of pods' caches.
+//! The pod registry: pods, settings and profiles in force, and the state of the pods' caches.
 //!
-//! Readers take an immutable [`FleetSnapshot`]; a change builds another one under a lock and swaps it
-//! in. `lifecycle` adds, removes and reconfigures pods.
+//! Readers take an immutable [`FleetSnapshot`]; a change builds another one under a lock and swaps
+//! it in. `lifecycle` adds, removes and reconfigures pods.
 
-use crate::fleet::snapshot::FleetSnapshot;
+use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::routes::{RouteTable, RoutingError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use wornpath_blocks::BlockHash;
-use wornpath_config::{KeyError, Settings};
-use wornpath_events::{ApproximateCaches, EventClock, EventPods, SentPrompt};
+use wornpath_config::{KeyError, ModelSettings, PodSettings, Settings};
+use wornpath_events::{
+    ApproximateCaches, BlockIdScheme, EventClock, EventPods, SentPrompt, ServedModel,
+};
 use wornpath_execution::EndpointError;
 use wornpath_index::{Capacity, Index, IndexLimits, IndexWriter, Moment, NoSlot, PodId};
-use wornpath_routing::RoutingHistory;
+use wornpath_routing::{Name, RoutingHistory};
 
-/// Speculative blocks kept for a pod where prompts are matched by their text: a million tokens in
-/// blocks of 512 bytes, as much as the largest caches hold. With more, the index would believe in
-/// blocks that were evicted long ago.
+/// Limit on speculative blocks per pod where prompts are matched by their text: a million tokens in
+/// blocks of 512 bytes, as much as the largest caches hold. With more, the index would keep blocks
+/// that were evicted long ago.
 const SPECULATIVE_TEXT_BLOCKS: usize = 8 << 10;
 
-/// Settings that cannot be used.
+/// Why settings or a pod cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// Something is wrong with the profiles.
+    /// The profiles or routes are invalid.
     #[error(transparent)]
     RouteTable(#[from] RoutingError),
-    /// Something is wrong with an address.
+    /// The address of a pod or of its event source is invalid or not allowed.
     #[error("pod `{pod}`: {cause}")]
     Address {
-        /// Whose.
+        /// The pod's name.
         pod: String,
-        /// What.
+        /// Why the address is refused.
         cause: EndpointError,
     },
-    /// Something is wrong with a pod's key.
-    #[error("pod `{pod}`: the file `{}` {cause}", file.display())]
+    /// The key of a pod cannot be read.
+    #[error("pod `{pod}`: key file `{}` {cause}", file.display())]
     Key {
-        /// Whose.
+        /// The pod's name.
         pod: String,
-        /// Where it should be.
+        /// The key file.
         file: PathBuf,
-        /// What.
+        /// Why it cannot be used.
         cause: KeyError,
     },
-    /// Two pods have one name.
-    #[error("there is a pod `{0}` already; give each a name of its own")]
-    Twice(String),
-    /// The index is full.
-    #[error("{0}; set `limits.pods`, at most 4096, and start again")]
+    /// Two pods have the same name.
+    #[error("duplicate pod name `{0}`; give each pod a unique name")]
+    DuplicateName(String),
+    /// The index has no slot left for a pod.
+    #[error("{0}; raise `limits.pods` (at most 4096) and restart")]
     NoSlot(#[from] NoSlot),
-    /// A profile does without guesses.
+    /// A profile refuses pods without cache events.
     #[error(
-        "pod `{pod}` sends no cache events, and profile `{profile}` says `without_events: refuse`; give the pod `events`, \
-         or let the profile guess with `without_events: approximate`"
+        "pod `{pod}` sends no cache events, and profile `{profile}` sets `without_events: refuse`; set `events` of the \
+         pod, or `without_events: approximate` in the profile"
     )]
     WithoutEvents {
-        /// Who sends none.
+        /// The pod without events.
         pod: String,
-        /// Which.
+        /// The profile that refuses it.
         profile: String,
     },
-    /// Events cannot be understood without knowing what model they are about.
+    /// A pod sends events, but no model is configured by which to hash their blocks.
     #[error(
-        "pod `{0}` sends events, but its model is not known; give `model` and list that under `models`, or give --model and --tokenizer"
+        "pod `{0}` sends cache events, but its model is unknown; set `model` and list it under `models`, or pass \
+         --model and --tokenizer"
     )]
     EventsWithoutModel(String),
 }
 
-/// What pods without cache events were sent, from which the index guesses what they hold.
+/// Approximate caches of the pods without cache events, derived from the prompts routed to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ApproximateHistory(pub(crate) Arc<ApproximateCaches>);
 
@@ -89,7 +92,7 @@ impl RoutingHistory for ApproximateHistory {
     }
 }
 
-/// Pods, and what decisions about them are made with.
+/// The pods, and all state that routing decisions read.
 pub struct PodRegistry {
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) routes: RwLock<Arc<RouteTable>>,
@@ -97,15 +100,15 @@ pub struct PodRegistry {
     /// Held while the snapshot is replaced.
     pub(crate) changing: Mutex<()>,
     index: Index,
-    /// Pods that the index has room for.
+    /// Slots for pods in the index.
     pub(crate) slots: usize,
     events: Arc<EventPods>,
     pub(crate) history: ApproximateHistory,
     clock: EventClock,
-    /// Runs everything that is not a request.
+    /// Runs all background tasks.
     background: Handle,
-    /// Notified after a pod was asked what it serves.
-    pub(crate) introduced: Notify,
+    /// Notified when the first query for the models of a pod has ended.
+    pub(crate) models_queried: Notify,
 }
 
 impl PodRegistry {
@@ -120,9 +123,9 @@ impl PodRegistry {
         seed: u64,
     ) -> Result<Self, RoutingError> {
         let routes = RouteTable::check(&settings)?;
-        // Fewer would save next to nothing.
-        let room = settings.pods.len().max(settings.limits.pods).max(256);
-        let capacity = Capacity::for_pods(room).unwrap_or_default();
+        // A smaller table would save next to nothing.
+        let pods = settings.pods.len().max(settings.limits.pods).max(256);
+        let capacity = Capacity::for_pods(pods).unwrap_or_default();
         let mut limits = IndexLimits { capacity, ..IndexLimits::default() };
         if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
             limits.speculative_per_pod = SPECULATIVE_TEXT_BLOCKS;
@@ -140,11 +143,11 @@ impl PodRegistry {
             history: ApproximateHistory::default(),
             clock,
             background,
-            introduced: Notify::new(),
+            models_queried: Notify::new(),
         })
     }
 
-    /// The time since the start.
+    /// The time since the process started.
     #[must_use]
     pub fn now(&self) -> Moment {
         self.clock.now()
@@ -156,7 +159,7 @@ impl PodRegistry {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The profiles in force, and which requests each is for.
+    /// The profiles in force and their routes.
     #[must_use]
     pub fn routes(&self) -> Arc<RouteTable> {
         Arc::clone(&self.routes.read().unwrap_or_else(PoisonError::into_inner))
@@ -186,17 +189,56 @@ impl PodRegistry {
         self.clock
     }
 
-    /// The event loop of everything that is not a request.
+    /// The runtime of all background tasks.
     #[must_use]
     pub const fn background(&self) -> &Handle {
         &self.background
     }
 
-    /// What is guessed of the cache of a pod without events.
+    /// The size of the approximate cache of a pod without events; none if it has events or no
+    /// `kv_tokens`.
     #[must_use]
     pub fn approximate_size(&self, pod: PodId) -> Option<wornpath_events::ApproximateSize> {
         self.history.0.status(pod)
     }
+
+    /// Decodes the events of a pod by the model that it serves, as known now.
+    pub(crate) fn bind_model(&self, entry: &PodEntry) {
+        if entry.settings.events.is_none() {
+            return;
+        }
+        let pod = entry.pod.facts();
+        // An entry always had a model when it was added; if that is no longer listed, nothing
+        // changes.
+        if let Ok(served) = served_model(&entry.settings, &pod.models, &self.settings()) {
+            self.events().serve(pod.name.as_str(), served, self.now());
+        }
+    }
+}
+
+/// The model that a pod's events are about.
+///
+/// Block hashes depend on the model, so that equal prompts of two models differ. If the pod's model
+/// is not configured, it is the first listed one among those that the pod `reported`. Before its
+/// report the pod gets no requests, and its events count for the first listed model, which is right
+/// if there is only one.
+pub(crate) fn served_model(
+    pod: &PodSettings,
+    reported: &[Name],
+    settings: &Settings,
+) -> Result<ServedModel, ApplyError> {
+    let listed = |name: &Name| settings.models.iter().find(|model| *name == *model.name.as_str());
+    let model: Option<&ModelSettings> = match pod.facts.models.first() {
+        Some(name) => listed(name),
+        None => reported.iter().find_map(listed).or(settings.models.first()),
+    };
+    let model = model.ok_or_else(|| ApplyError::EventsWithoutModel(pod.facts.name.to_string()))?;
+    Ok(ServedModel {
+        key: settings.key.clone(),
+        model: model.name.clone(),
+        block_size: model.block_size.tokens(),
+        names: BlockIdScheme::default(),
+    })
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

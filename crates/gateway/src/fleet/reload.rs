@@ -1,4 +1,7 @@
-//! The configuration that runs, and how another one takes its place: checked first, then swapped.
+//! Configuration reload: a new configuration is checked as a whole, then swapped in.
+//!
+//! An invalid one changes nothing. What only a start can change (listeners, hash keys, block sizes,
+//! threads) stays as it is and is reported as `wants_restart`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::fleet::ownership::{OwnedName, Ownership, PodOwner};
+use crate::fleet::ownership::{OwnedName, Ownership, PodOwner, is_same};
 use crate::fleet::registry::{ApplyError, PodRegistry};
 use crate::fleet::snapshot::PodEntry;
 use crate::observe::metrics::{Metrics, Reload};
@@ -18,60 +21,70 @@ use wornpath_config::{
     TokenizerConfigError, Tokenizers,
 };
 
-/// How often files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval between two checks of the files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A gateway together with what it was configured by.
+/// The configuration in force, and the pods and metrics that it configures.
 pub struct RunningConfig {
     registry: Arc<PodRegistry>,
     metrics: Arc<Metrics>,
-    roll: Ownership,
+    ownership: Ownership,
     path: Option<PathBuf>,
-    on_top: CommandLineOverrides,
+    overrides: CommandLineOverrides,
     state: Mutex<ReloadState>,
-    /// Counted up with every configuration that takes over and every pod that comes or goes.
+    /// Incremented with every applied configuration and every added or removed pod.
     generation: watch::Sender<u64>,
 }
 
-/// What the command line says on top of what a file says. A file that is read again must not lose it: least
-/// of all the keys that clients must show.
+/// Applies the command line to the settings of a file. A reload must not lose it, least of all the
+/// keys that clients must present.
 pub type CommandLineOverrides = Box<dyn Fn(Settings) -> Result<Settings, String> + Send + Sync>;
+
+/// What a process starts with: the configuration, and what a reload of it needs.
+pub struct StartConfig {
+    /// The configuration file, if there is one.
+    pub path: Option<PathBuf>,
+    /// The configuration read from it.
+    pub config: Config,
+    /// The tokenizers loaded so far.
+    pub tokenizers: Tokenizers,
+    /// The command line, which overrides the file.
+    pub overrides: CommandLineOverrides,
+}
 
 struct ReloadState {
     config: Arc<Config>,
-    /// What the process began with.
+    /// The configuration at start.
     started: Arc<Config>,
     tokenizers: Tokenizers,
-    /// Configurations that took over.
+    /// Number of applied reloads.
     reloads: u64,
-    /// What was wrong the last time.
+    /// Why the last reload was refused, as JSON; none if it was applied.
     refused: Option<Value>,
 }
 
-/// Why a configuration does not take over.
+/// Why a reload was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// Everything was said on the command line.
-    #[error(
-        "there is no configuration file; start with `wornpath serve -c wornpath.yaml` to have one"
-    )]
+    /// The process was configured by the command line alone.
+    #[error("no configuration file to reload; start with `wornpath serve -c wornpath.yaml`")]
     NoFile,
-    /// It was refused.
+    /// The configuration is invalid.
     #[error("{0}")]
     Refused(#[from] ConfigRefused),
     /// A tokenizer cannot be loaded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerConfigError),
-    /// It does not go together with the command line.
-    #[error("it does not go together with the command line: {0}")]
-    OnTop(String),
-    /// The gateway cannot run by it.
+    /// The configuration conflicts with the command line.
+    #[error("conflicts with the command line: {0}")]
+    Overrides(String),
+    /// The pods or profiles cannot be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
 }
 
 impl ReloadError {
-    /// The problems as data, where there are any.
+    /// The problems as JSON, if the configuration is invalid.
     #[must_use]
     pub fn problems(&self) -> Option<Value> {
         match self {
@@ -81,78 +94,75 @@ impl ReloadError {
     }
 }
 
-/// What took over, and what cannot without a new start.
+/// The result of an applied reload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reloaded {
-    /// Sections whose change has no effect before the next start.
+    /// Changed sections that take effect only after a restart.
     pub wants_restart: Vec<&'static str>,
 }
 
 impl RunningConfig {
-    /// A gateway that was started with `config`, read from `path`.
+    /// Takes over pods that were started with `start`.
     #[must_use]
-    pub fn new(
-        (registry, metrics): (Arc<PodRegistry>, Arc<Metrics>),
-        (path, config): (Option<PathBuf>, Config),
-        tokenizers: Tokenizers,
-        on_top: CommandLineOverrides,
-    ) -> Self {
-        let roll = Ownership::default();
-        roll.relist(config.pods(), config.pods());
+    pub fn new(registry: Arc<PodRegistry>, metrics: Arc<Metrics>, start: StartConfig) -> Self {
+        let StartConfig { path, config, tokenizers, overrides } = start;
+        let ownership = Ownership::default();
+        ownership.set_listed(config.pods(), config.pods());
         let config = Arc::new(config);
         let started = Arc::clone(&config);
         let state = ReloadState { config, started, tokenizers, reloads: 0, refused: None };
         let generation = watch::Sender::new(0);
-        Self { registry, metrics, roll, path, on_top, state: Mutex::new(state), generation }
+        let state = Mutex::new(state);
+        Self { registry, metrics, ownership, path, overrides, state, generation }
     }
 
-    /// The gateway.
+    /// The registry of pods.
     #[must_use]
     pub const fn pods(&self) -> &Arc<PodRegistry> {
         &self.registry
     }
 
-    /// What is counted.
+    /// The metrics of the gateway.
     #[must_use]
     pub const fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Who brought which pod.
+    /// The owners of all pods.
     #[must_use]
-    pub const fn roll(&self) -> &Ownership {
-        &self.roll
+    pub const fn ownership(&self) -> &Ownership {
+        &self.ownership
     }
 
-    /// The configured file, if there is one.
+    /// The configuration file, if there is one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The configuration that runs.
+    /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.state().config)
     }
 
-    /// Tells when another configuration takes over, or a pod comes or goes.
+    /// Notifies of every applied configuration and every added or removed pod.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
 
-    /// The configured file, and what was wrong with it the last time it was read.
+    /// The file, the number of reloads and the last refusal, as JSON.
     #[must_use]
     pub fn status(&self) -> Value {
         let state = self.state();
         json!({"file": self.path, "reloads": state.reloads, "refused": state.refused})
     }
 
-    /// Reads the file again. A bad one changes nothing.
+    /// Reads the file again and applies it. An invalid one changes nothing.
     ///
     /// # Errors
-    /// Why it does not take over.
+    /// Why it is refused.
     pub fn reload(&self) -> Result<Reloaded, ReloadError> {
         let reloaded = self.try_reload();
         let mut state = self.state();
@@ -165,7 +175,7 @@ impl RunningConfig {
             Err(error) => {
                 self.metrics.reloaded(Reload::Refused);
                 state.refused = Some(error.problems().unwrap_or_else(|| json!(error.to_string())));
-                tracing::error!("configuration refused, the old one stays:\n{error}");
+                tracing::error!("configuration refused; keeping the current one:\n{error}");
             }
         }
         reloaded
@@ -176,118 +186,121 @@ impl RunningConfig {
         let config = Config::read(path)?;
         let mut state = self.state();
         let settings = config.settings(&mut state.tokenizers)?;
-        let mut settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
-        let is_cut_anew = is_cut_anew(&self.registry.settings(), &settings);
+        let mut settings = (self.overrides)(settings).map_err(ReloadError::Overrides)?;
+        let changes_block_size = changes_block_size(&self.registry.settings(), &settings);
         keep_hashes(&self.registry.settings(), &mut settings);
-        keep_doors(&self.registry.settings().tls, &mut settings.tls);
-        keep_closed(&self.registry.settings(), &mut settings);
-        // A pod that somebody else brought and that is listed now would be there twice. Who was put in the place of a
-        // listed one stays there while its entry is as it was.
-        let (listed, before) = (config.pods(), Arc::clone(&state.config));
-        let is_news = |entry: &&PodConfig| !before.pods().contains(entry);
-        let news: Vec<_> = listed.iter().filter(is_news).cloned().collect();
-        let is_adopted = |pod: &PodConfig| news.iter().any(|known| is_same(known, pod));
-        let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_adopted).collect();
+        keep_tls_modes(&self.registry.settings().tls, &mut settings.tls);
+        keep_tenants(&self.registry.settings(), &mut settings);
+        // A pod of another owner that is listed now must not exist twice. A pod that replaced a
+        // listed one stays while that entry is unchanged.
+        let listed = config.pods();
+        let before = Arc::clone(&state.config);
+        let is_changed = |entry: &&PodConfig| !before.pods().contains(entry);
+        let changed: Vec<_> = listed.iter().filter(is_changed).cloned().collect();
+        let is_adopted = |pod: &PodConfig| changed.iter().any(|entry| is_same(entry, pod));
+        let adopted: Vec<_> = self.ownership.unlisted().into_iter().filter(is_adopted).collect();
         let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::settings).collect();
-        self.registry.adopt(settings, &adopted)?;
-        self.roll.relist(listed, &news);
+        self.registry.apply_adopting(settings, &adopted)?;
+        self.ownership.set_listed(listed, &changed);
         let mut wants_restart = wants_restart(&state.started, &config);
-        if is_cut_anew {
+        if changes_block_size {
             wants_restart.push("models[].block_size");
         }
         state.config = Arc::new(config);
         state.reloads += 1;
-        self.tell_changed();
+        self.notify_changed();
         Ok(Reloaded { wants_restart })
     }
 
-    /// Takes in a pod that the configuration does not list. If it is among the former, it goes on as it was: drained if
-    /// it was drained.
+    /// Adds a pod that the configuration does not list, or replaces the one that `owner` added
+    /// under its name. A pod whose engine is among the `former` entries keeps their state, such as
+    /// being drained.
     ///
     /// # Errors
-    /// If another has its name or address, or the index has no room.
-    pub fn bring(
+    /// If its name or address is in use, or the registry refuses it.
+    pub fn add_pod(
         &self,
-        bringer: PodOwner,
+        owner: PodOwner,
         pod: &PodConfig,
         former: &[PodEntry],
     ) -> Result<(), AddPodError> {
-        let known = self.roll.get(&pod.name);
-        self.roll.bring(bringer, pod.clone())?;
-        if let Some((_, known)) = known {
-            self.take_out(&known);
+        let known = self.ownership.get(&pod.name);
+        self.ownership.add(owner, pod.clone())?;
+        if let Some(known) = known {
+            self.remove_ranks(&known.config);
         }
         let ranks = pod.settings();
         for (at, rank) in ranks.iter().enumerate() {
             if let Err(error) = self.registry.add_pod_after(rank.clone(), former) {
-                // Only what came with it goes again: whoever has its name may have been there before.
+                // Removes only the ranks added here: another pod may already have the name of this
+                // rank.
                 for added in &ranks[..at] {
                     self.registry.remove_pod(added.facts.name.as_str());
                 }
-                self.roll.release(bringer, &pod.name);
+                self.ownership.release(owner, &pod.name);
                 return Err(AddPodError::Refused(error.to_string()));
             }
         }
-        self.tell_changed();
+        self.notify_changed();
         Ok(())
     }
 
-    /// Lets a pod go that `bringer` brought. Whether there was one.
-    pub fn release(&self, bringer: PodOwner, name: &str) -> bool {
-        let released = self.roll.release(bringer, name);
+    /// Removes a pod if `owner` added it. Returns whether it did.
+    pub fn release(&self, owner: PodOwner, name: &str) -> bool {
+        let released = self.ownership.release(owner, name);
         if let Some(pod) = &released {
-            self.take_out(pod);
-            self.tell_changed();
+            self.remove_ranks(pod);
+            self.notify_changed();
         }
         released.is_some()
     }
 
-    /// Tells whoever follows that a pod came or went.
-    pub fn tell_changed(&self) {
+    /// Notifies the receivers of [`Self::changes`] that a pod was added or removed.
+    pub fn notify_changed(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// Strikes those who have the pod's name or address off the roll, if they are not there any more.
+    /// Gives up the ownership of removed pods that have the name or address of `pod`.
     pub fn forget(&self, pod: &PodConfig) {
         let snapshot = self.registry.snapshot();
-        let is_there = |known: &PodConfig| {
+        let is_present = |known: &PodConfig| {
             known.settings().iter().any(|rank| snapshot.named(rank.facts.name.as_str()).is_some())
         };
-        for known in self.roll.all() {
-            if (known.name == pod.name || known.url == pod.url) && !is_there(&known) {
-                self.roll.strike(&known.name);
+        for known in self.ownership.all() {
+            if is_same(&known, pod) && !is_present(&known) {
+                self.ownership.remove(&known.name);
             }
         }
     }
 
-    fn take_out(&self, pod: &PodConfig) {
+    fn remove_ranks(&self, pod: &PodConfig) {
         for settings in pod.settings() {
             self.registry.remove_pod(settings.facts.name.as_str());
         }
     }
 
-    /// Reads the configuration again on SIGHUP and when its files change, for as long as it is polled.
+    /// Reloads on SIGHUP and when the configuration's files change; never returns.
     pub async fn follow(self: Arc<Self>) {
         let mut hangups = HangupSignals::new();
         let Some(path) = self.path.clone() else {
             loop {
                 hangups.next().await;
-                tracing::warn!("SIGHUP: {}", ReloadError::NoFile);
+                tracing::warn!("SIGHUP ignored: {}", ReloadError::NoFile);
             }
         };
         let mut watch = FileWatch::new(self.config().file_state().clone());
         loop {
-            let asked = tokio::select! {
+            let is_hangup = tokio::select! {
                 () = hangups.next() => true,
-                () = tokio::time::sleep(LOOK_EVERY) => false,
+                () = tokio::time::sleep(CHECK_INTERVAL) => false,
             };
             let now = FileState::at(&self.files(&path));
-            if watch.look(now.clone()) || asked {
+            if watch.look(now.clone()) || is_hangup {
                 let running = Arc::clone(&self);
-                // Loading a tokenizer takes a while. What went wrong was told by `reload`.
+                // Loading a tokenizer blocks. `reload` logs the errors.
                 let reloaded = tokio::task::spawn_blocking(move || running.reload()).await;
-                let took_over = matches!(reloaded, Ok(Ok(_)));
-                watch = FileWatch::new(if took_over {
+                let is_applied = matches!(reloaded, Ok(Ok(_)));
+                watch = FileWatch::new(if is_applied {
                     self.config().file_state().clone()
                 } else {
                     now
@@ -307,20 +320,22 @@ impl RunningConfig {
     }
 }
 
-/// Why a pod cannot come.
+/// Why a pod cannot be added.
 #[derive(Debug, thiserror::Error)]
 pub enum AddPodError {
-    /// Another has its name or address.
+    /// Its name or address is in use.
     #[error(transparent)]
-    Taken(#[from] OwnedName),
-    /// The gateway cannot take it.
+    Conflict(#[from] OwnedName),
+    /// The registry refuses it.
     #[error("{0}")]
     Refused(String),
 }
 
-/// What pods hold was hashed with the key and the block sizes of the start: with others nothing would be found.
+/// Keeps the key and the block sizes that the index was built with: with others, lookups would find
+/// nothing.
 fn keep_hashes(now: &Settings, new: &mut Settings) {
-    (new.sharing, new.key) = (now.sharing, now.key.clone());
+    new.sharing = now.sharing;
+    new.key = now.key.clone();
     for model in &mut new.models {
         let known = now.models.iter().find(|known| known.name == model.name);
         let Some(known) = known.map(|known| known.block_size) else { continue };
@@ -330,8 +345,8 @@ fn keep_hashes(now: &Settings, new: &mut Settings) {
     }
 }
 
-/// Whether blocks of a model would be of another size if the process started with `new`, as far as that is known.
-fn is_cut_anew(now: &Settings, new: &Settings) -> bool {
+/// Whether a restart with `new` would change the block size of a model, as far as that is known.
+fn changes_block_size(now: &Settings, new: &Settings) -> bool {
     now.models.iter().any(|now| {
         let new = new.models.iter().find(|new| new.name == now.name);
         match new.map(|new| new.block_size) {
@@ -342,39 +357,35 @@ fn is_cut_anew(now: &Settings, new: &Settings) -> bool {
     })
 }
 
-/// Who may come through a listener was settled when it was opened, also by whether callers show certificates. Those
-/// of a new configuration count, but whether there are any, and of both sides, stays as it was.
-fn keep_doors(now: &Listeners, new: &mut Listeners) {
-    let doors = [
+/// A listener keeps its TLS mode (none, server certificate, mutual) until a restart. Certificates
+/// are replaced.
+fn keep_tls_modes(now: &Listeners, new: &mut Listeners) {
+    let listeners = [
         (&now.client, &mut new.client),
         (&now.admin, &mut new.admin),
         (&now.events, &mut new.events),
     ];
-    for (now, new) in doors {
+    for (now, new) in listeners {
         if is_mutual(now) != is_mutual(new) {
             new.clone_from(now);
         }
     }
 }
 
-/// Without tenants everybody may come. A file that has none any more may be half written: only a start opens the door.
-fn keep_closed(now: &Settings, new: &mut Settings) {
+/// Without tenants every client is admitted. A file that lost its tenants may be half written, so
+/// only a restart opens the gateway.
+fn keep_tenants(now: &Settings, new: &mut Settings) {
     if new.tenants.is_empty() && !now.tenants.is_empty() {
         new.tenants.clone_from(&now.tenants);
     }
 }
 
-/// Whether callers show certificates too; nothing where nobody shows any.
+/// Whether clients must present certificates; none without TLS.
 fn is_mutual(tls: &Option<ListenerTls>) -> Option<bool> {
     tls.as_ref().map(ListenerTls::is_mutual)
 }
 
-/// Whether two pods cannot both be there.
-fn is_same(one: &PodConfig, other: &PodConfig) -> bool {
-    one.name == other.name || one.url == other.url
-}
-
-/// Sections that are not as they were when the process started, and only then are heeded.
+/// The sections that differ from those at start and are read only then.
 fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let mut sections = Vec::new();
     let guarded = |guarded: &Option<ListenerGuard>| {
@@ -382,11 +393,11 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
             .as_ref()
             .map(|ListenerGuard { address, token, tls }| (*address, *token, is_mutual(tls)))
     };
-    let doors = |listen: &Listen| {
+    let listeners = |listen: &Listen| {
         let client = (listen.client, is_mutual(&listen.client_tls));
         (client, guarded(&listen.admin), guarded(&listen.events))
     };
-    if doors(old.listen()) != doors(new.listen()) {
+    if listeners(old.listen()) != listeners(new.listen()) {
         sections.push("listen");
     }
     if new.base_settings().tenants.is_empty() && !old.base_settings().tenants.is_empty() {
@@ -413,14 +424,15 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     if old.base_settings().breaker != new.base_settings().breaker {
         sections.push("breaker");
     }
-    let (sharing, key) = (new.base_settings().sharing, &new.base_settings().key);
-    if (old.base_settings().sharing, &old.base_settings().key) != (sharing, key) {
+    let is_rehashed = old.base_settings().sharing != new.base_settings().sharing
+        || old.base_settings().key != new.base_settings().key;
+    if is_rehashed {
         sections.push("isolation");
     }
     sections
 }
 
-/// SIGHUP, where there is one.
+/// SIGHUP, on systems that have it.
 struct HangupSignals(#[cfg(unix)] Option<tokio::signal::unix::Signal>);
 
 impl HangupSignals {

@@ -1,17 +1,18 @@
-//! What engines say of their own load, out of a page of metrics of which little is wanted.
+//! Scrape parsing: the load and the block size of an engine, from its Prometheus page.
 //!
-//! Engines have names of their own for the same things. A page has thousands of lines; those that do not
-//! begin with a wanted name are passed over without being parsed, and which engine it is shows by the names
-//! that are found. An engine with several data-parallel ranks tells each rank's figures under a label.
+//! Each engine names the same metrics differently, and the names found tell which engine wrote the
+//! page. A page has thousands of lines; a line that does not begin with a wanted name is skipped
+//! without being parsed. An engine with several data-parallel ranks labels each metric with the
+//! rank.
 
 use std::num::NonZeroUsize;
 
-/// What an engine reports of one rank, or of all of them.
+/// The load of one rank, or of a whole engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct EngineMetrics {
-    /// Requests that wait inside the engine.
+    /// Requests queued inside the engine.
     pub waiting: u32,
-    /// Requests that it works on.
+    /// Requests being computed.
     pub running: u32,
     /// Share of its KV cache in use, from 0 to 1.
     pub kv_usage: f64,
@@ -22,24 +23,24 @@ struct MetricNames {
     waiting: &'static str,
     running: &'static str,
     usage: KvUsageGauge,
-    /// The label that tells a rank.
+    /// The label that holds the rank.
     rank: &'static str,
-    /// Where the block size is told; the first that is there counts.
+    /// Where the block size is found; the first match counts.
     block_size: &'static [EngineReport],
 }
 
-/// How a number is told that does not change while the engine runs.
+/// Where a constant of the engine is found.
 enum EngineReport {
-    /// As a metric's value.
+    /// The value of a metric.
     Value(&'static str),
-    /// As the label of a metric.
+    /// A label of a metric.
     Label(&'static str, &'static str),
 }
 
 enum KvUsageGauge {
-    /// Told as a share.
+    /// One gauge with the share.
     Share(&'static str),
-    /// Told as used and total.
+    /// Two gauges: used and total.
     Of(&'static str, &'static str),
 }
 
@@ -49,7 +50,8 @@ const DIALECTS: [MetricNames; 4] = [
         running: "vllm:num_requests_running",
         usage: KvUsageGauge::Share("vllm:kv_cache_usage_perc"),
         rank: "engine",
-        // Of a hybrid model `block_size` is the smallest block of all cache groups; events are about full attention.
+        // For a hybrid model `block_size` is the smallest block of all cache groups; events are
+        // about full attention.
         block_size: &[
             EngineReport::Label("vllm:cache_config_info", "effective_attention_block_size"),
             EngineReport::Label("vllm:cache_config_info", "block_size"),
@@ -60,7 +62,7 @@ const DIALECTS: [MetricNames; 4] = [
         running: "sglang:num_running_reqs",
         usage: KvUsageGauge::Share("sglang:token_usage"),
         rank: "dp_rank",
-        // A metric of its own since 0.5.11.
+        // A separate metric since 0.5.11.
         block_size: &[
             EngineReport::Value("sglang:page_size"),
             EngineReport::Label("sglang:cache_config_info", "page_size"),
@@ -85,20 +87,21 @@ const DIALECTS: [MetricNames; 4] = [
     },
 ];
 
-/// What `page` says of a rank, or of the whole engine. None if no known engine wrote it.
+/// The load of a rank, or of the whole engine; none if no known engine wrote `page`.
 #[must_use]
 pub fn read(page: &str, rank: Option<u32>) -> Option<EngineMetrics> {
     DIALECTS.iter().find_map(|dialect| dialect.read(page, rank))
 }
 
-/// More tokens than this are no block.
-const MOST_BLOCK_TOKENS: usize = 1 << 16;
+/// A larger number is not a block size.
+const MAX_BLOCK_TOKENS: usize = 1 << 16;
 
-/// Tokens in a block of the engine's cache by `page`: the same for all its ranks. None if it does not say.
+/// Tokens per block of the engine's cache, the same for all its ranks; none if `page` does not
+/// contain it.
 #[must_use]
 pub fn block_size(page: &str) -> Option<NonZeroUsize> {
-    let told = DIALECTS.iter().flat_map(|dialect| dialect.block_size);
-    let size = |told: &EngineReport| match *told {
+    let reports = DIALECTS.iter().flat_map(|dialect| dialect.block_size);
+    let size = |report: &EngineReport| match *report {
         EngineReport::Value(name) => {
             let value = |line: &str| value(line.strip_prefix(name)?).map(|(_, value)| value);
             let whole = page.lines().find_map(value).filter(|value| value.fract() == 0.0);
@@ -109,11 +112,12 @@ pub fn block_size(page: &str) -> Option<NonZeroUsize> {
             page.lines().filter_map(labels).find_map(|labels| label_of(labels, label)?.parse().ok())
         }
     };
-    let size = told.filter_map(size).find(|size| (1..=MOST_BLOCK_TOKENS).contains(size));
+    let size = reports.filter_map(size).find(|size| (1..=MAX_BLOCK_TOKENS).contains(size));
     size.and_then(NonZeroUsize::new)
 }
 
-/// The value of a label, as it is written. Values may have anything in them, and names may end alike.
+/// The raw value of a label. Values may contain any character, and one name may be the suffix of
+/// another.
 fn label_of<'l>(labels: &'l str, wanted: &str) -> Option<&'l str> {
     let mut rest = labels;
     loop {
@@ -147,7 +151,7 @@ impl MetricNames {
         }
         let sum = |values: &[f64]| values.iter().sum::<f64>();
         let kv_usage = match self.usage {
-            // Ranks have caches of their own: the fullest counts.
+            // Each rank has its own cache: the fullest counts.
             KvUsageGauge::Share(name) => all(name).into_iter().fold(0.0, f64::max),
             KvUsageGauge::Of(used, total) => match sum(&all(total)) {
                 total if total > 0.0 => sum(&all(used)) / total,
@@ -157,13 +161,13 @@ impl MetricNames {
         Some(EngineMetrics {
             waiting: sum(&waiting) as u32,
             running: sum(&all(self.running)) as u32,
-            // Sums beyond what a number can hold have no quotient: nothing is known then.
+            // NaN if both sums overflow.
             kv_usage: if kv_usage.is_nan() { 0.0 } else { kv_usage.clamp(0.0, 1.0) },
         })
     }
 }
 
-/// Labels and value of what follows a metric's name; nothing if the name only begins so.
+/// The labels and the value after a metric's name; none if the name is longer.
 fn value(rest: &str) -> Option<(&str, f64)> {
     let (labels, rest) = match rest.strip_prefix('{') {
         Some(rest) => rest.split_once('}')?,
@@ -199,10 +203,10 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
     }
 
     #[test]
-    fn ranks_are_told_apart_and_the_whole_engine_is_their_sum() {
+    fn ranks_are_distinguished_and_the_whole_engine_is_their_sum() {
         assert_eq!(read(VLLM, Some(1)), reported(4, 2, 0.75));
         assert_eq!(read(VLLM, None), reported(7, 3, 0.75));
-        assert_eq!(read(VLLM, Some(2)), None, "there is no such rank");
+        assert_eq!(read(VLLM, Some(2)), None, "no such rank");
     }
 
     #[test]
@@ -229,21 +233,21 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
     }
 
     #[test]
-    fn of_a_hybrid_engine_the_blocks_of_full_attention_count() {
+    fn a_hybrid_engine_counts_by_its_full_attention_blocks() {
         let size = |page: &str| block_size(page).map(NonZeroUsize::get);
         let vllm = |labels: &str| format!("vllm:cache_config_info{{{labels}}} 1.0\n");
         let before = "_block_size_resolved=\"True\",";
         let hybrid =
             "block_size=\"4\",effective_attention_block_size=\"256\",mamba_block_size=\"528\"";
         assert_eq!(size(&vllm(&format!("{before}{hybrid}"))), Some(256));
-        let unsaid =
+        let unresolved =
             "effective_attention_block_size=\"None\",mamba_block_size=\"528\",block_size=\"16\"";
-        assert_eq!(size(&vllm(&format!("{before}{unsaid}"))), Some(16));
+        assert_eq!(size(&vllm(&format!("{before}{unresolved}"))), Some(16));
         assert_eq!(size(&vllm("mamba_block_size=\"528\"")), None, "another label that ends so");
     }
 
     #[test]
-    fn what_is_no_block_size_is_none() {
+    fn malformed_or_out_of_range_block_sizes_are_ignored() {
         for page in [
             "",
             "vllm:cache_config_info{block_size=\"16",
@@ -263,7 +267,7 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
     }
 
     #[test]
-    fn what_is_no_number_or_nobodys_page_is_no_report() {
+    fn invalid_numbers_and_unknown_pages_give_no_report() {
         for page in [
             "",
             "<html>",
@@ -273,8 +277,8 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
         ] {
             assert_eq!(read(page, None), None, "{page}");
         }
-        let endless = "maxserve_num_requests_queued 1\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\n";
-        assert_eq!(read(endless, None), reported(1, 0, 0.0));
+        let overflowing = "maxserve_num_requests_queued 1\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\n";
+        assert_eq!(read(overflowing, None), reported(1, 0, 0.0));
         let no_total = "maxserve_num_requests_queued 1\nmaxserve_cache_num_used_blocks 3\n";
         assert_eq!(read(no_total, None), reported(1, 0, 0.0));
     }

@@ -1,4 +1,5 @@
-//! Says loudly what would otherwise only make routing quietly worse.
+//! Watches for failures that would only make routing silently worse: predictions that are nearly
+//! always wrong, and pods whose cache events never arrive.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,24 +11,24 @@ use crate::fleet::registry::PodRegistry;
 use crate::observe::metrics::Metrics;
 use crate::observe::metrics::accuracy::AccuracyVerdict;
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Answers after which a pod that stores blocks must have said so.
-const ENOUGH: u64 = 20;
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Responses after which a pod must have sent an event about the blocks that it stored.
+const MIN_RESPONSES: u64 = 20;
 
-/// Looks at every pod's predictions and events, for as long as it is polled.
+/// Checks every pod's predictions and events periodically; never returns.
 pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        // Whether or not anybody reads the page.
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        // Here too, since the metrics page may never be scraped.
         let snapshot = registry.snapshot();
-        metrics.forget(registry.now(), |pod| snapshot.named(pod.as_str()).is_some());
-        for (pod, verdict) in metrics.judge() {
+        metrics.prune(registry.now(), |pod| snapshot.named(pod.as_str()).is_some());
+        for (pod, verdict) in metrics.update_verdicts() {
             match verdict {
                 AccuracyVerdict::Optimistic | AccuracyVerdict::Pessimistic => {
-                    tracing::error!(%pod, "predictions are nearly always wrong: {verdict}");
+                    tracing::error!(%pod, reason = verdict.to_string(), "cache predictions unreliable");
                 }
                 AccuracyVerdict::Good | AccuracyVerdict::Unknown => {
-                    tracing::info!(%pod, "{verdict}")
+                    tracing::info!(%pod, "cache predictions reliable");
                 }
             }
         }
@@ -36,27 +37,30 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
         for pod in now.difference(&silent) {
             tracing::error!(
                 %pod,
-                "the pod answers requests and has sent no cache events, though it is configured to; is the engine \
-                 started with events, and is their address right?"
+                "no cache events received from a pod that answers requests; check that the engine publishes KV \
+                 events and that `events` names their address"
             );
         }
         *silent = now;
     }
 }
 
-/// Pods that should send events, have answered often enough to have something to say, and never did.
+/// The pods that should send events, have answered enough requests to store blocks, and never sent
+/// one.
 fn silent_pods(registry: &PodRegistry, metrics: &Metrics) -> Vec<Name> {
     let feeds = registry.events().status(registry.now());
-    let answered = metrics.answers();
+    let answered = metrics.responses();
     let snapshot = registry.snapshot();
     let pods = snapshot.fleet().pods().iter();
     let should = pods.filter(|pod| pod.vitals().trust() != EventTrust::Guessed);
     let names = should.map(|pod| pod.facts().name.clone());
-    let never_said = |name: &Name| {
+    let is_silent = |name: &Name| {
         let feed = feeds.iter().find(|feed| *feed.pod == *name.as_str());
         feed.is_some_and(|feed| feed.status.counters.batches == 0)
     };
     names
-        .filter(|name| answered.get(name).is_some_and(|count| *count >= ENOUGH) && never_said(name))
+        .filter(|name| {
+            answered.get(name).is_some_and(|count| *count >= MIN_RESPONSES) && is_silent(name)
+        })
         .collect()
 }

@@ -1,7 +1,8 @@
-//! Who is there: the fleet that decisions see, and for each pod what only the gateway needs.
+//! Fleet snapshots: the pods as routing decisions see them, and for each pod what only the gateway
+//! needs.
 //!
-//! A snapshot is never changed: a pod that comes, goes or learns its models makes a new one, and requests
-//! under way keep the one they began with.
+//! A snapshot is immutable: adding or removing a pod, or discovering its models, publishes a new
+//! one, and requests in flight keep the one they started with.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -15,38 +16,40 @@ use wornpath_execution::{Endpoint, Target};
 use wornpath_index::PodId;
 use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
 
-/// A pod's place.
+/// A pod of the fleet.
 #[derive(Clone, Debug)]
 pub struct PodEntry {
-    /// What configuration or discovery said of it.
+    /// Its settings, from the configuration, discovery or an operator.
     pub settings: PodSettings,
-    /// What decisions see of it.
+    /// Its facts and vitals, as routing decisions see them.
     pub pod: FleetPod,
-    /// Its address.
+    /// Its address, connections and circuit breaker, shared by the ranks of one engine.
     pub endpoint: Arc<Endpoint>,
-    /// What it answered when asked for its models.
+    /// Its models, as reported by `/v1/models`; empty before the first answer.
     pub cards: Arc<[Value]>,
-    /// Tokens in a block of its cache, as it reported last.
+    /// Tokens per block of its cache, as last reported by the engine.
     pub block_size: Option<NonZeroUsize>,
-    /// What brings its events.
-    pub(crate) feeder: Option<AbortHandle>,
-    /// Whether it was asked what it serves since it came, with or without an answer.
-    pub(crate) is_asked: Arc<AtomicBool>,
+    /// The task that subscribes to its cache events, if the pod has an event source of its own.
+    pub(crate) event_task: Option<AbortHandle>,
+    /// Whether its models were queried at least once, with or without success.
+    pub(crate) was_queried: Arc<AtomicBool>,
 }
 
-/// Everybody who is there.
+/// All pods at one moment.
 #[derive(Debug, Default)]
 pub struct FleetSnapshot {
     fleet: Fleet,
     entries: Vec<PodEntry>,
+    /// Models, adapters and aliases by the names that clients use.
     names: HashMap<String, ModelChoice>,
-    /// Names that only the configuration gives.
+    /// Names that only the configuration defines.
     aliases: BTreeMap<String, Name>,
+    /// The model of a request without one.
     default: Option<ModelChoice>,
-    /// Of those who had not been asked when this snapshot was made, whether they have been.
-    newcomers: Vec<Arc<AtomicBool>>,
-    /// Whether all of them have been.
-    is_acquainted: AtomicBool,
+    /// The `was_queried` flags that were unset when this snapshot was made.
+    unqueried: Vec<Arc<AtomicBool>>,
+    /// Whether all of them are set.
+    all_queried: AtomicBool,
 }
 
 impl FleetSnapshot {
@@ -72,38 +75,38 @@ impl FleetSnapshot {
             let choice = ModelChoice { base: model.clone(), lora: None };
             names.insert(alias.clone(), choice);
         }
-        let is_newcomer = |entry: &&PodEntry| !entry.is_asked.load(Relaxed);
-        let newcomers = entries.iter().filter(is_newcomer);
-        let newcomers = newcomers.map(|entry| Arc::clone(&entry.is_asked)).collect::<Vec<_>>();
-        let is_acquainted = AtomicBool::new(newcomers.is_empty());
-        Self { fleet, entries, names, aliases, default, newcomers, is_acquainted }
+        let is_unqueried = |entry: &&PodEntry| !entry.was_queried.load(Relaxed);
+        let unqueried = entries.iter().filter(is_unqueried);
+        let unqueried = unqueried.map(|entry| Arc::clone(&entry.was_queried)).collect::<Vec<_>>();
+        let all_queried = AtomicBool::new(unqueried.is_empty());
+        Self { fleet, entries, names, aliases, default, unqueried, all_queried }
     }
 
-    /// The pods as decisions see them.
+    /// The pods as routing decisions see them.
     #[must_use]
     pub const fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// The pods with everything else, in the same order.
+    /// The entries of all pods, in the order of [`Self::fleet`].
     #[must_use]
     pub fn entries(&self) -> &[PodEntry] {
         &self.entries
     }
 
-    /// A pod by what people call it.
+    /// A pod by name.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&PodEntry> {
         self.entries.iter().find(|entry| *entry.pod.facts().name.as_str() == *name)
     }
 
-    /// A pod's seat, if this incarnation of it is there.
+    /// The entry of a pod; none if this incarnation of it was removed.
     #[must_use]
     pub fn entry(&self, pod: PodId) -> Option<&PodEntry> {
         self.fleet.find(pod).and_then(|at| self.entries.get(at.position()))
     }
 
-    /// A pod's address.
+    /// The endpoint of a pod; none if this incarnation of it was removed.
     #[must_use]
     pub fn endpoint(&self, pod: PodId) -> Option<&Arc<Endpoint>> {
         self.entry(pod).map(|entry| &entry.endpoint)
@@ -118,8 +121,8 @@ impl FleetSnapshot {
         })
     }
 
-    /// What a client's name for a model means. A name that nobody knows means itself, which no pod
-    /// serves; no name means the only model, or the first.
+    /// Resolves the model name of a request. An unknown name stands for itself, which no pod
+    /// serves; an empty one means the first model.
     #[must_use]
     pub fn model(&self, name: &str) -> ModelChoice {
         if let Some(choice) = self.names.get(name) {
@@ -131,18 +134,19 @@ impl FleetSnapshot {
         }
     }
 
-    /// Whether a name is that of a model, and nothing that only a client wrote.
+    /// Whether a name is known: only such a name may appear in metrics and logs.
     pub(crate) fn knows(&self, name: &Name) -> bool {
         self.names.contains_key(name.as_str())
     }
 
-    /// Whether a model is served by nobody who is up, and may be by somebody who has not been asked yet.
+    /// Whether no pod that is up serves a model, but one whose models were not queried yet may
+    /// serve it.
     pub(crate) fn may_yet_serve(&self, name: &str) -> bool {
-        if self.is_acquainted.load(Relaxed) {
+        if self.all_queried.load(Relaxed) {
             return false;
         }
-        if self.newcomers.iter().all(|is_asked| is_asked.load(Relaxed)) {
-            self.is_acquainted.store(true, Relaxed);
+        if self.unqueried.iter().all(|was_queried| was_queried.load(Relaxed)) {
+            self.all_queried.store(true, Relaxed);
             return false;
         }
         let base = self.model(name).base;
@@ -150,15 +154,15 @@ impl FleetSnapshot {
         let is_up = |entry: &PodEntry| entry.pod.vitals().health() == Health::Up;
         let may = |entry: &PodEntry| entry.pod.facts().models.is_empty() || serves(entry);
         !self.entries.iter().any(|entry| is_up(entry) && serves(entry))
-            && self.entries.iter().any(|entry| !entry.is_asked.load(Relaxed) && may(entry))
+            && self.entries.iter().any(|entry| !entry.was_queried.load(Relaxed) && may(entry))
     }
 
-    /// What engines call a model that the configuration gives this other name.
+    /// The name that engines know an aliased model by.
     pub(crate) fn alias_of(&self, name: &str) -> Option<&Name> {
         self.aliases.get(name)
     }
 
-    /// The models of all pods, each once, and their other names.
+    /// The model cards of all pods, each model once, and cards for the aliases.
     #[must_use]
     pub fn cards(&self) -> Vec<Value> {
         let mut cards: Vec<Value> = Vec::new();

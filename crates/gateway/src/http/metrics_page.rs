@@ -22,13 +22,13 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     page.family(family::THREADS_STUCK).value(&[], stuck);
     page.family(family::THREAD_STALLS).value(&[], gateway.threads().stalls());
     if stuck > 0 {
-        metrics.counted(&mut page);
+        metrics.write_counters(&mut page);
         return page.finish();
     }
     let snapshot = gateway.snapshot();
     let pods = snapshot.fleet().pods();
-    metrics.forget(gateway.now(), |name| snapshot.named(name.as_str()).is_some());
-    metrics.counted(&mut page);
+    metrics.prune(gateway.now(), |name| snapshot.named(name.as_str()).is_some());
+    metrics.write_counters(&mut page);
     loads(&mut page, pods);
     states(&mut page, pods);
     let mut broken = page.family(family::PREDICTIONS_BROKEN);

@@ -3,14 +3,14 @@
 use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::http::metrics_page;
-use crate::percent::decoded;
+use crate::percent::decode;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
 use crate::proxy::handle::relayed;
 use crate::proxy::headers;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
-use crate::watchdog::task::TaskName;
+use crate::watchdog::TaskName;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
@@ -127,7 +127,7 @@ fn models(worker: &Worker) -> Response<ClientReply> {
 
 /// One model, by a name that may be written with escapes, as `org%2Fmodel`.
 fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
-    let name = decoded(name).unwrap_or_else(|| name.to_owned());
+    let name = decode(name).unwrap_or_else(|| name.to_owned());
     let snapshot = worker.gateway.snapshot();
     match snapshot.cards().iter().find(|card| card["id"] == *name) {
         Some(card) => shown(card),

@@ -5,18 +5,18 @@
 //! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the inbox.
 
 use crate::fleet::checkpoint;
-use crate::fleet::probe::look_after;
+use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
 use crate::http::router::respond;
-use crate::listener::leave_after;
+use crate::listener::set_user_timeout;
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
+use crate::watchdog::TaskName;
 use crate::watchdog::Watchdog;
 use crate::watchdog::heartbeat::{Heartbeat, named};
 use crate::watchdog::shutdown::{Shutdown, listen};
-use crate::watchdog::supervise::tend;
-use crate::watchdog::systemd::Supervisor;
-use crate::watchdog::task::TaskName;
+use crate::watchdog::supervise;
+use crate::watchdog::systemd::ServiceManager;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -136,7 +136,7 @@ pub fn serve(
             })?;
         }
         started(&serving);
-        Supervisor::from_environment().notify("READY=1");
+        ServiceManager::from_environment().notify("READY=1");
         front.block_on(accept_until_told(listener, inboxes, &gateway, &shutdown, &phase));
         // Workers that are stuck are waited for here, until the watchdog ends the process.
         Ok(())
@@ -160,23 +160,24 @@ async fn accept_until_told(
     let watched = gateway.threads().add("accept").beat_on(&Handle::current());
     let (elsewhere, clock) = (gateway.pods().background(), gateway.pods().clock());
     let keep_time = move |events: Arc<EventPods>| async move { keep_time(&events, clock).await };
-    tend(elsewhere, "keeping events' time", gateway.pods().events(), keep_time);
+    supervise(elsewhere, "keeping events' time", gateway.pods().events(), keep_time);
     // No worker that answers clients has this number.
     let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
-    let look_after = |overseer: Arc<Worker>| async move {
+    let maintain_pods = |overseer: Arc<Worker>| async move {
         let registry = Arc::clone(overseer.gateway.pods());
-        look_after(registry, || overseer.gateway.wait_queue.poll(&*overseer)).await
+        maintain_pods(registry, || overseer.gateway.wait_queue.poll(&*overseer)).await
     };
-    tend(elsewhere, "looking after pods", &overseer, look_after);
+    supervise(elsewhere, "pod probes", &overseer, maintain_pods);
     if let Some(checkpoint) = &gateway.checkpoint {
         let registry = Arc::clone(gateway.pods());
-        let keep = move |checkpoint| checkpoint::keep(checkpoint, Arc::clone(&registry));
-        tend(elsewhere, "keeping a checkpoint", checkpoint, keep);
+        let keep =
+            move |checkpoint| checkpoint::write_periodically(checkpoint, Arc::clone(&registry));
+        supervise(elsewhere, "checkpoint writes", checkpoint, keep);
     }
     let answer_bell = |overseer: Arc<Worker>| async move {
         overseer.gateway.wait_queue.answer_bell(&*overseer).await
     };
-    tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
+    supervise(&Handle::current(), "deciding held requests", &overseer, answer_bell);
     let accept = accept(listener, inboxes, Arc::clone(gateway));
     let accepting = tokio::spawn(named("accept connections", accept));
     let mut signals = shutdown.signals();
@@ -294,7 +295,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
         if stream.set_nodelay(true).is_err() {
             continue;
         }
-        if let Err(error) = leave_after(&stream, patience) {
+        if let Err(error) = set_user_timeout(&stream, patience) {
             tracing::debug!(%error, "cannot set the TCP user timeout");
         }
         gateway.connection_count().fetch_add(1, Relaxed);

@@ -1,4 +1,4 @@
-//! What the gateway reports of its requests: metrics, traces, recordings.
+//! Observability: metrics, traces and traffic recordings of finished requests.
 
 pub mod metrics;
 pub mod request_trace;

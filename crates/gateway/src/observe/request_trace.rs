@@ -1,7 +1,7 @@
-//! What is taken down of the few requests that somebody wants to look at: how they were decided and called.
+//! Request traces: how a sampled request was decided and called.
 //!
-//! Decisions a second are taken down for operators, and a share of all requests for a collector of traces.
-//! All others cost a comparison.
+//! A few decisions per second are explained for operators, and a share of all requests is traced
+//! for a collector. All other requests cost one comparison.
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::sync::Arc;
@@ -15,89 +15,67 @@ use wornpath_routing::{Explanation, Name};
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// What is known of a request beside its record.
+/// The trace of a sampled request: the decision, the calls and their times.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RequestTrace {
-    /// When it came.
+    /// Arrival of the request.
     pub arrived: Moment,
-    /// When it began to be prepared.
+    /// Start of the preparation.
     pub prepared: Moment,
-    /// When it began to be decided.
+    /// Start of the decision.
     pub decided: Moment,
-    /// How it was decided: first, if it had to wait.
+    /// The explanation of the decision; of the first one, if the request waited.
     pub explanation: Explanation,
-    /// Whether it had to wait for a pod.
+    /// Whether it was in the wait queue.
     pub has_waited: bool,
-    /// The calls that were made for it, in order.
+    /// Its calls to pods, in order.
     pub calls: Vec<CallTrace>,
-    /// Where it belongs, if a collector is to know of it.
-    pub trace: Option<TraceContext>,
+    /// Its place in a distributed trace, if it is exported to a collector.
+    pub context: Option<TraceContext>,
 }
 
 /// One call to a pod.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CallTrace {
-    /// The step.
+    /// The step of the plan.
     pub step: Name,
-    /// Its address.
+    /// The address of the pod.
     pub url: String,
-    /// When it was sent.
+    /// When the call was sent.
     pub started: Moment,
-    /// When its answer began, or it failed.
+    /// When the response began, or the call failed.
     pub ended: Moment,
-    /// What went wrong.
+    /// The error, if the call failed.
     pub failure: Option<String>,
 }
 
-/// W3C's trace context: where a request belongs, and what it is called there.
+/// A W3C trace context: the trace of a request, its parent span and its own span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TraceContext {
-    /// The trace.
+    /// The trace id.
     pub trace: u128,
-    /// Who called, if they said so.
+    /// The span id of the caller, if it sent one.
     pub parent: Option<u64>,
-    /// This request.
+    /// The span id of this request.
     pub span: u64,
 }
 
 impl TraceContext {
-    /// Reads `traceparent`. None if there is none, it is malformed, or the caller does not want it traced.
+    /// Reads `traceparent`; none if it is absent, malformed or not sampled.
     fn read(headers: &HeaderMap, span: u64) -> Option<Self> {
-        let (trace, parent, is_sampled) = Self::said(headers)?;
-        is_sampled.then_some(Self { trace, parent: Some(parent), span })
+        let parent = TraceParent::parse(headers)?;
+        parent.is_sampled.then_some(Self { trace: parent.trace, parent: Some(parent.span), span })
     }
 
-    /// The trace, who called, and whether they want it traced.
-    fn said(headers: &HeaderMap) -> Option<(u128, u64, bool)> {
-        let text = headers.get(TRACEPARENT)?.to_str().ok()?;
-        let mut parts = text.split('-');
-        let (version, trace, parent, flags) =
-            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let is_hex = |part: &str, length: usize| {
-            part.len() == length
-                && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-        };
-        let is_good = is_hex(version, 2)
-            && version != "ff"
-            && is_hex(trace, 32)
-            && is_hex(parent, 16)
-            && is_hex(flags, 2)
-            && (version != "00" || parts.next().is_none());
-        let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
-        let parent = u64::from_str_radix(parent, 16).ok().filter(|parent| *parent != 0)?;
-        let is_sampled = u8::from_str_radix(flags, 16).ok()? & 1 == 1;
-        is_good.then_some((trace, parent, is_sampled))
-    }
-
-    /// Takes out a `traceparent` that says nothing, and the `tracestate` that belongs to it: as if there were none.
+    /// Removes a malformed `traceparent` and its `tracestate`, as if there were none.
     pub(crate) fn drop_malformed(headers: &mut HeaderMap) {
-        if headers.contains_key(TRACEPARENT) && Self::said(headers).is_none() {
+        if headers.contains_key(TRACEPARENT) && TraceParent::parse(headers).is_none() {
             headers.remove(TRACEPARENT);
             headers.remove(TRACESTATE);
         }
     }
 
-    /// Tells a pod where its own part belongs.
+    /// Writes `traceparent`, so that the spans of the pod become children of this one.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let text = format!("00-{:032x}-{:016x}-01", self.trace, self.span);
         if let Ok(value) = HeaderValue::from_maybe_shared(text.into_bytes()) {
@@ -106,44 +84,76 @@ impl TraceContext {
     }
 }
 
-/// Chooses the requests whose decisions are explained or traced.
+/// A parsed `traceparent` header.
+struct TraceParent {
+    trace: u128,
+    span: u64,
+    is_sampled: bool,
+}
+
+impl TraceParent {
+    fn parse(headers: &HeaderMap) -> Option<Self> {
+        let text = headers.get(TRACEPARENT)?.to_str().ok()?;
+        let mut parts = text.split('-');
+        let version = parts.next()?;
+        let trace = parts.next()?;
+        let span = parts.next()?;
+        let flags = parts.next()?;
+        let is_hex = |part: &str, length: usize| {
+            part.len() == length
+                && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let is_valid = is_hex(version, 2)
+            && version != "ff"
+            && is_hex(trace, 32)
+            && is_hex(span, 16)
+            && is_hex(flags, 2)
+            && (version != "00" || parts.next().is_none());
+        let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
+        let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
+        let is_sampled = u8::from_str_radix(flags, 16).ok()? & 1 == 1;
+        is_valid.then_some(Self { trace, span, is_sampled })
+    }
+}
+
+/// Samples the requests whose decisions are explained or traced.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
-    /// Microseconds since the start until which no decision is explained.
+    /// Microseconds since the start before which no decision is explained.
     next: AtomicU64,
-    /// The configured rate that `next` was computed with, as bits: another rate takes effect at once.
+    /// The configured rate that `next` was computed with, as bits: another rate takes effect at
+    /// once.
     rate: AtomicU64,
 }
 
 impl Sampler {
-    /// Somewhere to take a request down, if it is one to look at.
-    pub(crate) fn look(
+    /// An empty trace for a request that is sampled.
+    pub(crate) fn sample(
         &self,
         settings: &Settings,
         headers: &HeaderMap,
         now: Moment,
         random: impl Fn() -> u64,
     ) -> Option<Box<RequestTrace>> {
-        let trace = settings.telemetry.as_ref().and_then(|telemetry| {
-            let drawn = TraceContext::read(headers, 0);
-            // Whoever asks not to be traced is not; who says nothing is, by chance.
-            let is_chosen = || {
+        let context = settings.telemetry.as_ref().and_then(|telemetry| {
+            let continued = TraceContext::read(headers, 0);
+            // A caller that opts out is not traced; one without a context is traced at random.
+            let is_drawn = || {
                 !headers.contains_key(TRACEPARENT)
                     && (random() as f64) < telemetry.share * u64::MAX as f64
             };
-            let by_chance =
-                || is_chosen().then_some(TraceContext { trace: 0, parent: None, span: 0 });
-            drawn.or_else(by_chance)
+            let new = || is_drawn().then_some(TraceContext { trace: 0, parent: None, span: 0 });
+            continued.or_else(new)
         });
-        let trace = trace.map(|context| {
+        let context = context.map(|context| {
             let own = || u128::from(random()) << 64 | u128::from(random() | 1);
             let trace = if context.trace == 0 { own() } else { context.trace };
             TraceContext { trace, span: random() | 1, ..context }
         });
-        if trace.is_none() && !self.explains(settings, now) {
+        if context.is_none() && !self.explains(settings, now) {
             return None;
         }
-        Some(Box::new(RequestTrace { arrived: now, trace, ..RequestTrace::default() }))
+        Some(Box::new(RequestTrace { arrived: now, context, ..RequestTrace::default() }))
     }
 
     fn explains(&self, settings: &Settings, now: Moment) -> bool {
@@ -167,9 +177,9 @@ impl Sampler {
     }
 }
 
-/// What was seen, for a record.
-pub(crate) fn kept(seen: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>> {
-    seen.map(|seen| Arc::new(*seen))
+/// A finished trace, for the summary.
+pub(crate) fn kept(trace: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>> {
+    trace.map(|trace| Arc::new(*trace))
 }
 
 #[cfg(test)]
@@ -184,30 +194,30 @@ mod tests {
     }
 
     #[test]
-    fn so_many_decisions_a_second_are_taken_down_and_none_if_none_are_wanted() {
-        let look = |explained: f64| {
+    fn the_configured_number_of_decisions_per_second_is_explained() {
+        let sampled = |explained: f64| {
             let settings = Settings { explained, ..Settings::default() };
             let sampler = Sampler::default();
             let at = |millis| {
                 let now = Duration::from_millis(millis);
-                sampler.look(&settings, &HeaderMap::new(), now, || 1).is_some()
+                sampler.sample(&settings, &HeaderMap::new(), now, || 1).is_some()
             };
             (0..1000).filter(|millis| at(*millis)).count()
         };
-        assert_eq!((look(0.0), look(2.0), look(10.0)), (0, 2, 10));
+        assert_eq!((sampled(0.0), sampled(2.0), sampled(10.0)), (0, 2, 10));
     }
 
     #[test]
-    fn a_trace_goes_on_where_the_caller_left_it_and_others_begin_by_chance() {
+    fn a_callers_trace_is_continued_and_others_are_sampled_at_random() {
         let telemetry = TelemetrySettings { share: 0.5, ..TelemetrySettings::default() };
         let settings =
             Settings { explained: 0.0, telemetry: Some(telemetry), ..Settings::default() };
         let sampler = Sampler::default();
-        let look = |headers: &HeaderMap, random| {
-            sampler.look(&settings, headers, Duration::ZERO, || random)?.trace
+        let sample = |headers: &HeaderMap, random| {
+            sampler.sample(&settings, headers, Duration::ZERO, || random)?.context
         };
         let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let context = look(&headers(given), 8).unwrap();
+        let context = sample(&headers(given), 8).unwrap();
         assert_eq!(
             (context.trace >> 64, context.parent),
             (0x4bf9_2f35_77b3_4da6, Some(0x00f0_67aa_0ba9_02b7))
@@ -216,21 +226,21 @@ mod tests {
         context.write(&mut sent);
         let expected = "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000009-01";
         assert_eq!(sent[TRACEPARENT], expected);
-        assert!(look(&HeaderMap::new(), 1).is_some(), "a low draw");
-        assert_eq!(look(&HeaderMap::new(), u64::MAX), None, "a high one");
+        assert!(sample(&HeaderMap::new(), 1).is_some(), "a low draw");
+        assert_eq!(sample(&HeaderMap::new(), u64::MAX), None, "a high one");
         let unwanted = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
-        assert_eq!(look(&headers(unwanted), 1), None);
-        for not in [
+        assert_eq!(sample(&headers(unwanted), 1), None);
+        for malformed in [
             "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
             "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
             "nonsense",
         ] {
-            let mut headers = headers(not);
+            let mut headers = headers(malformed);
             headers.insert(TRACESTATE, HeaderValue::from_static("theirs=1"));
             TraceContext::drop_malformed(&mut headers);
-            assert!(headers.is_empty(), "{not}");
+            assert!(headers.is_empty(), "{malformed}");
         }
         for good in [given, unwanted] {
             let mut headers = headers(good);

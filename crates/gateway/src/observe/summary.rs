@@ -1,4 +1,4 @@
-//! What is known of a request when it has ended, for whoever counts or remembers.
+//! The summary of a finished request, and the trait of its observers (metrics, traces, recordings).
 
 use crate::dialect::Api;
 use crate::observe::request_trace::RequestTrace;
@@ -12,18 +12,18 @@ use wornpath_routing::Name;
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RequestEnd {
-    /// The whole answer was sent, whatever its status.
+    /// The complete response was sent, whatever its status.
     Whole,
-    /// The pod broke off after the first byte; the client was told.
+    /// The response broke after the first byte; the client got an error event.
     Broken,
-    /// The client went first.
+    /// The client disconnected first.
     ClientLeft,
-    /// The gateway answered by itself: refused, rejected, or everything failed.
+    /// The gateway answered itself: the request was refused, or all attempts failed.
     Refused,
 }
 
 impl RequestEnd {
-    /// Its word in metrics and logs.
+    /// Its name in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -35,53 +35,55 @@ impl RequestEnd {
     }
 }
 
-/// One request from its arrival to its end. Never holds what a client wrote, but names of models.
+/// A request from its arrival to its end. Contains nothing that the client sent but the model name.
 #[derive(Clone, Debug)]
 pub struct RequestSummary {
-    /// `x-request-id`.
+    /// The value of `x-request-id`.
     pub id: String,
-    /// Which interface it came by.
+    /// The API it was sent to.
     pub api: Api,
     /// The profile that routed it.
     pub profile: Name,
     /// The base model.
     pub model: Name,
-    /// Whose it was.
+    /// The tenant that sent it.
     pub tenant: Option<Name>,
-    /// Who answered.
+    /// The pod that answered.
     pub pod: Option<(PodId, Name)>,
-    /// The status that the client got.
+    /// The HTTP status sent to the client.
     pub status: u16,
     /// How it ended.
     pub ended: RequestEnd,
-    /// From its arrival to the decision, waiting included.
+    /// Time from its arrival to the decision, including the wait queue.
     pub decided: Duration,
-    /// From its arrival to the first byte of the answer's body.
+    /// Time from its arrival to the first byte of the response body.
     pub first_byte: Option<Duration>,
-    /// From its arrival to its end.
+    /// Time from its arrival to its end.
     pub total: Duration,
-    /// How often something was tried again.
+    /// Attempts after the first.
     pub retries: u32,
-    /// Whether a step was left out because it failed.
+    /// Whether a failed step of the plan was skipped.
     pub is_degraded: bool,
-    /// Tokens that the pod was believed to hold that computed the prompt; none if the profile does not look.
+    /// Cached tokens predicted on the pod that computed the prompt; none if the profile ignores
+    /// caches.
     pub predicted_tokens: Option<u64>,
-    /// What of the prediction is speculative, which tells nothing about whether router and engine agree on tokens.
+    /// The speculative part of the prediction, which does not show whether router and engine agree
+    /// on tokens.
     pub speculative: Option<Speculative>,
-    /// What the engine says.
+    /// Token counts reported by the engine that answered.
     pub usage: Usage,
-    /// Who computed the prompt, where the pod that answered took that over.
+    /// The pod that computed the prompt, if another one answered.
     pub computed: Option<Box<Computed>>,
-    /// Pieces that the answer came in; of a stream, about one for a token.
+    /// Chunks of the response; in a stream, about one per token.
     pub pieces: u64,
-    /// The prompt without its words, if somebody takes traffic down.
-    pub trail: Option<Box<TrafficStream>>,
-    /// How it was decided and called, if that was taken down.
-    pub seen: Option<Arc<RequestTrace>>,
+    /// The shape of the prompt without its text, if traffic is recorded.
+    pub traffic: Option<Box<TrafficStream>>,
+    /// The decision and the calls, if the request was sampled.
+    pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl RequestSummary {
-    /// A request that has just come, of which nothing else is known.
+    /// A request that has just arrived.
     #[must_use]
     pub fn new(id: &str, api: Api) -> Self {
         Self {
@@ -103,15 +105,15 @@ impl RequestSummary {
             usage: Usage::default(),
             computed: None,
             pieces: 0,
-            trail: None,
-            seen: None,
+            traffic: None,
+            trace: None,
         }
     }
 }
 
 impl RequestSummary {
-    /// Who computed the prompt, and its own count of it. What another pod took over counts as cached there, and
-    /// says nothing of any prefix cache.
+    /// The pod that computed the prompt, and its token counts. A decode pod reports a transferred
+    /// prefix as cached, which says nothing about a prefix cache.
     #[must_use]
     pub fn computed(&self) -> (Option<&Name>, Usage) {
         match &self.computed {
@@ -121,38 +123,38 @@ impl RequestSummary {
     }
 }
 
-/// A prefix that a pod was believed to hold because of an earlier request that was sent there, which no event had confirmed
-/// by the decision nor by the end of the answer.
+/// A prefix predicted on a pod only because of an earlier request, which no event had confirmed by
+/// the end of the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Speculative {
-    /// The pod.
+    /// The pod of the prediction.
     pub pod: PodId,
-    /// The prefix, by its last block.
+    /// The last block of the prefix.
     pub last: BlockHash,
 }
 
-/// A prompt that one pod computed and another one took over.
+/// A prompt computed by one pod and transferred to another.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Computed {
-    /// Who computed it.
+    /// The pod that computed it.
     pub pod: Option<Name>,
-    /// What it said; nothing where its answer was not waited for.
+    /// Its token counts; empty if its response was not awaited.
     pub usage: Usage,
 }
 
-/// What an answer says of its tokens.
+/// The token counts of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// In the prompt.
+    /// Tokens in the prompt.
     pub prompt_tokens: Option<u64>,
-    /// Of those, not computed again.
+    /// Of those, served from a prefix cache.
     pub cached_tokens: Option<u64>,
-    /// Generated.
+    /// Generated tokens.
     pub output_tokens: Option<u64>,
 }
 
 impl Usage {
-    /// What is known here, and from an earlier count what is not.
+    /// Fills missing counts from an earlier report.
     pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens.or(earlier.prompt_tokens),
@@ -162,26 +164,27 @@ impl Usage {
     }
 }
 
-/// Whoever wants to know of every request that ended. Called by the threads that answer clients: quick,
-/// and without waiting.
+/// An observer of finished requests. Called on the threads that serve clients, so it must be fast
+/// and must not block.
 pub trait SummaryObserver: Send + Sync {
-    /// A request has ended.
+    /// Called once for each finished request.
     fn ended(&self, record: &RequestSummary);
 
-    /// No more requests end, and the process is about to: passes on what it keeps, within a short time.
+    /// Called at shutdown, after the last request: flushes buffered data within a short time.
     fn finish(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {})
     }
 }
-/// A prompt without its words.
+
+/// The shape of a prompt, without its text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TrafficStream {
-    /// When the request came.
+    /// Arrival of the request.
     pub arrived: Moment,
-    /// Its full blocks.
+    /// The hashes of its full blocks.
     pub blocks: Box<[BlockHash]>,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: usize,
-    /// Tokens of the prompt.
+    /// Tokens in the prompt.
     pub prompt_tokens: usize,
 }

@@ -1,7 +1,8 @@
-//! Traffic taken down so that it can be replayed: when requests came, how long they were, and which blocks they share.
+//! The traffic recorder: arrival, length and shared blocks of requests, so that traffic can be
+//! replayed.
 //!
-//! Only while somebody asks for it, and never a word of a prompt: a block is named by its keyed hash. What nobody
-//! fetches in time gives way to what came later, and is counted as missed.
+//! It records only while a client fetches, and never the text of a prompt: a block is named by its
+//! keyed hash. Requests that are not fetched in time are overwritten and counted as missed.
 
 use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, TrafficStream};
 use serde_json::{Value, json};
@@ -13,42 +14,42 @@ use std::time::Duration;
 use wornpath_index::Moment;
 use wornpath_routing::{Name, Profile, RoutingContext};
 
-/// How long requests are taken down after somebody asked.
-const AFTER_ASKING: Duration = Duration::from_secs(10);
-/// How much is kept for whoever asks: eight bytes a block.
-const MOST_BLOCKS: usize = 4 << 20;
-const MOST_REQUESTS: usize = 1 << 16;
-/// How many are told at once.
-const MOST_TOLD: usize = 1024;
+/// How long requests are recorded after a fetch.
+const RECORD_FOR: Duration = Duration::from_secs(10);
+/// Limit on the recorded blocks, of eight bytes each.
+const MAX_BLOCKS: usize = 4 << 20;
+const MAX_REQUESTS: usize = 1 << 16;
+/// Requests per fetch.
+const MAX_FETCHED: usize = 1024;
 
-/// Requests that ended while somebody asked for them.
+/// A ring buffer of the requests that finished while a client was fetching them.
 #[derive(Debug, Default)]
 pub struct TrafficRecorder {
-    /// Milliseconds since the start until which requests are taken down.
+    /// Milliseconds since the start until which requests are recorded.
     until: AtomicU64,
-    kept: Mutex<RecordedBytes>,
+    buffer: Mutex<Buffer>,
 }
 
 #[derive(Debug, Default)]
-struct RecordedBytes {
+struct Buffer {
     requests: VecDeque<RecordedRequest>,
-    /// The blocks of all of them.
+    /// The number of blocks of all requests.
     blocks: usize,
-    /// How many have given way.
-    gone: u64,
+    /// Requests that were overwritten.
+    dropped: u64,
 }
 
 #[derive(Debug)]
 struct RecordedRequest {
     model: Name,
-    trail: TrafficStream,
-    /// Tokens of its answer, if it was answered to the end.
+    traffic: TrafficStream,
+    /// Tokens of the response, if it was complete.
     output: Option<u64>,
 }
 
 impl RecordedRequest {
     fn json(&self) -> Value {
-        let TrafficStream { arrived, blocks, block_tokens, prompt_tokens } = &self.trail;
+        let TrafficStream { arrived, blocks, block_tokens, prompt_tokens } = &self.traffic;
         let blocks: Vec<String> = blocks.iter().map(|block| format!("{:016x}", block.0)).collect();
         json!({
             "arrived_us": micros(*arrived),
@@ -62,8 +63,8 @@ impl RecordedRequest {
 }
 
 impl TrafficRecorder {
-    /// What is needed of a prepared request, if it is to be taken down.
-    pub(crate) fn trail(
+    /// The shape of a prepared request, if traffic is being recorded.
+    pub(crate) fn prompt_shape(
         &self,
         profile: &Profile,
         context: &RoutingContext,
@@ -81,44 +82,44 @@ impl TrafficRecorder {
         }))
     }
 
-    /// What has ended since `after`, a number that an earlier call gave; and that requests which come from now on are
-    /// taken down.
+    /// The requests finished since `after`, the `next` of an earlier call, as JSON. Every call
+    /// keeps the recording going.
     pub fn since(&self, after: Option<u64>, now: Moment) -> Value {
-        self.until.store(millis(now + AFTER_ASKING), Relaxed);
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = kept.gone + kept.requests.len() as u64;
+        self.until.store(millis(now + RECORD_FOR), Relaxed);
+        let buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = buffer.dropped + buffer.requests.len() as u64;
         let after = after.unwrap_or(all).min(all);
-        let missed = kept.gone.saturating_sub(after);
+        let missed = buffer.dropped.saturating_sub(after);
         let from = after + missed;
-        let skipped = usize::try_from(from - kept.gone).unwrap_or(usize::MAX);
-        let told = kept.requests.iter().skip(skipped).take(MOST_TOLD);
-        let requests: Vec<Value> = told.map(RecordedRequest::json).collect();
+        let skipped = usize::try_from(from - buffer.dropped).unwrap_or(usize::MAX);
+        let fetched = buffer.requests.iter().skip(skipped).take(MAX_FETCHED);
+        let requests: Vec<Value> = fetched.map(RecordedRequest::json).collect();
         let next = from + requests.len() as u64;
         json!({ "now_us": micros(now), "next": next, "missed": missed, "requests": requests })
     }
 
-    fn keep(&self, taken: RecordedRequest) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.blocks += taken.trail.blocks.len();
-        kept.requests.push_back(taken);
-        while kept.blocks > MOST_BLOCKS || kept.requests.len() > MOST_REQUESTS {
-            let Some(oldest) = kept.requests.pop_front() else { break };
-            kept.blocks -= oldest.trail.blocks.len();
-            kept.gone += 1;
+    fn push(&self, request: RecordedRequest) {
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        buffer.blocks += request.traffic.blocks.len();
+        buffer.requests.push_back(request);
+        while buffer.blocks > MAX_BLOCKS || buffer.requests.len() > MAX_REQUESTS {
+            let Some(oldest) = buffer.requests.pop_front() else { break };
+            buffer.blocks -= oldest.traffic.blocks.len();
+            buffer.dropped += 1;
         }
     }
 }
 
 impl SummaryObserver for TrafficRecorder {
     fn ended(&self, record: &RequestSummary) {
-        let Some(trail) = &record.trail else { return };
-        let is_answered = record.ended == RequestEnd::Whole && (200..300).contains(&record.status);
-        // An engine that was not asked to count still sends a piece for every token, near enough.
+        let Some(traffic) = &record.traffic else { return };
+        let is_complete = record.ended == RequestEnd::Whole && (200..300).contains(&record.status);
+        // An engine that reports no usage still sends about one chunk per token.
         let output = record.usage.output_tokens.unwrap_or(record.pieces);
-        self.keep(RecordedRequest {
+        self.push(RecordedRequest {
             model: record.model.clone(),
-            trail: TrafficStream::clone(trail),
-            output: is_answered.then_some(output),
+            traffic: TrafficStream::clone(traffic),
+            output: is_complete.then_some(output),
         });
     }
 }
@@ -139,14 +140,14 @@ mod tests {
     use wornpath_blocks::BlockHash;
 
     fn record(blocks: usize) -> RequestSummary {
-        let trail = TrafficStream {
+        let traffic = TrafficStream {
             arrived: Duration::from_micros(7),
             blocks: (0..blocks as u64).map(BlockHash).collect(),
             block_tokens: 16,
             prompt_tokens: 16 * blocks + 3,
         };
         RequestSummary {
-            trail: Some(Box::new(trail)),
+            traffic: Some(Box::new(traffic)),
             status: 200,
             ended: RequestEnd::Whole,
             ..RequestSummary::new("a", Api::CHAT)
@@ -154,47 +155,47 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_gets_what_has_ended_since_and_learns_what_was_missed() {
-        let tape = TrafficRecorder::default();
-        let first = tape.since(None, Duration::ZERO);
+    fn a_fetch_returns_the_requests_since_the_last_one_and_the_number_missed() {
+        let recorder = TrafficRecorder::default();
+        let first = recorder.since(None, Duration::ZERO);
         assert_eq!(first, json!({"now_us": 0, "next": 0, "missed": 0, "requests": []}));
-        tape.ended(&RequestSummary {
+        recorder.ended(&RequestSummary {
             usage: Usage { output_tokens: Some(5), ..Usage::default() },
             ..record(2)
         });
-        tape.ended(&RequestSummary { pieces: 9, ..record(1) });
-        tape.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(1) });
-        tape.ended(&RequestSummary { trail: None, ..record(1) });
-        let heard = tape.since(Some(0), Duration::ZERO);
-        assert_eq!(heard["next"], 3);
+        recorder.ended(&RequestSummary { pieces: 9, ..record(1) });
+        recorder.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(1) });
+        recorder.ended(&RequestSummary { traffic: None, ..record(1) });
+        let fetched = recorder.since(Some(0), Duration::ZERO);
+        assert_eq!(fetched["next"], 3);
         assert_eq!(
-            heard["requests"][0],
+            fetched["requests"][0],
             json!({
                 "arrived_us": 7, "model": "", "block_tokens": 16, "prompt_tokens": 35, "output_tokens": 5,
                 "blocks": ["0000000000000000", "0000000000000001"],
             })
         );
-        assert_eq!(heard["requests"][1]["output_tokens"], 9, "counted by its pieces");
+        assert_eq!(fetched["requests"][1]["output_tokens"], 9, "counted by its chunks");
         assert_eq!(
-            heard["requests"][2]["output_tokens"],
+            fetched["requests"][2]["output_tokens"],
             Value::Null,
-            "how long it would have been is not known"
+            "the length of a broken response is unknown"
         );
-        (0..MOST_REQUESTS).for_each(|_| tape.ended(&record(0)));
-        let late = tape.since(Some(1), Duration::ZERO);
-        assert_eq!((&late["missed"], &late["next"]), (&json!(2), &json!(MOST_TOLD + 3)));
+        (0..MAX_REQUESTS).for_each(|_| recorder.ended(&record(0)));
+        let late = recorder.since(Some(1), Duration::ZERO);
+        assert_eq!((&late["missed"], &late["next"]), (&json!(2), &json!(MAX_FETCHED + 3)));
         assert_eq!(
             late["requests"].as_array().map(Vec::len),
-            Some(MOST_TOLD),
-            "the rest when asked again"
+            Some(MAX_FETCHED),
+            "the next fetch returns the rest"
         );
-        assert_eq!(tape.since(Some(u64::MAX), Duration::ZERO)["requests"], json!([]));
+        assert_eq!(recorder.since(Some(u64::MAX), Duration::ZERO)["requests"], json!([]));
     }
 
     #[test]
-    fn many_blocks_give_way_like_many_requests() {
-        let tape = TrafficRecorder::default();
-        (0..5).for_each(|_| tape.ended(&record(MOST_BLOCKS / 4)));
-        assert_eq!(tape.since(Some(0), Duration::ZERO)["missed"], 1);
+    fn the_block_limit_drops_the_oldest_requests() {
+        let recorder = TrafficRecorder::default();
+        (0..5).for_each(|_| recorder.ended(&record(MAX_BLOCKS / 4)));
+        assert_eq!(recorder.since(Some(0), Duration::ZERO)["missed"], 1);
     }
 }

@@ -57,7 +57,7 @@ pub(crate) async fn decide(
             (_, Err(rejection)) => return Err(rejection.into()),
         };
         is_first = false;
-        Box::pin(gateway.pods().snapshot_after_introductions(model_of(&context))).await;
+        Box::pin(gateway.pods().snapshot_after_discovery(model_of(&context))).await;
     }
 }
 

@@ -52,7 +52,7 @@ impl Dispatcher<'_> {
 impl Drop for Dispatcher<'_> {
     fn drop(&mut self) {
         if let Some(record) = &mut self.record {
-            record.seen = kept(self.seen.take());
+            record.trace = kept(self.seen.take());
         }
     }
 }

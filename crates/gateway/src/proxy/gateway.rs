@@ -67,7 +67,7 @@ impl Gateway {
     ) -> Result<Arc<Self>, ApplyError> {
         let checkpoint = settings.checkpoint.clone().map(Checkpoint::new).map(Arc::new);
         let records = checkpoint.as_ref().map_or_else(Vec::new, |checkpoint| checkpoint.read());
-        block_size::recall(&mut settings, &records);
+        block_size::restore(&mut settings, &records);
         let clock = EventClock::start();
         let threads = Arc::<Threads>::default();
         let pods = settings.pods.clone();

@@ -90,15 +90,15 @@ async fn route(
     let Ingress { tenant, mut call, shown } = ingress::take_in(request, id, &settings).await?;
     let turn = turn(worker, tenant)?;
     let random = || worker.random();
-    let mut seen = gateway.sampler.look(&settings, &call.headers, arrived, random);
-    if let Some(trace) = seen.as_ref().and_then(|seen| seen.trace) {
+    let mut seen = gateway.sampler.sample(&settings, &call.headers, arrived, random);
+    if let Some(trace) = seen.as_ref().and_then(|seen| seen.context) {
         trace.write(&mut call.headers);
     }
     let length = settings.limits.length(call.body.len());
     let mut read = read_body(worker, record.api, &call, length).await?;
     let (mut snapshot, routes) = (gateway.snapshot(), gateway.routes());
     if snapshot.may_yet_serve(&read.model) {
-        snapshot = Box::pin(gateway.pods().snapshot_after_introductions(&read.model)).await;
+        snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&read.model)).await;
     }
     read.request.model = snapshot.model(&read.model);
     read.request.arrival = arrived;
@@ -124,13 +124,13 @@ async fn route(
     let whole_answer = is_whole.then_some(settings.unstreamed);
     let prepared = prepare(worker, profile, (read, length), &mut seen).await;
     if prepared.is_err() {
-        record.seen = kept(seen.take());
+        record.trace = kept(seen.take());
     }
     let context = prepared?;
-    record.trail = gateway.recorder().trail(profile, &context, arrived);
+    record.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, (context, length), &mut seen).await;
     if decided.is_err() {
-        record.seen = kept(seen.take());
+        record.trace = kept(seen.take());
     }
     let (context, plan, insert) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
@@ -161,6 +161,6 @@ async fn route(
     worker.commit(&insert);
     let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
     let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
-    record.seen = kept(seen);
+    record.trace = kept(seen);
     Ok((carried?, turn))
 }

@@ -5,9 +5,9 @@
 //! for that: whoever gets little is owed the more, and Linux pays it back before it lets the other one run, to a
 //! batch job and to an idle one too. So such a thread also yields between pieces of a text, which gives up its claim.
 
+use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::{Threads, step};
 use crate::watchdog::stall::STUCK_AFTER;
-use crate::watchdog::task::TaskName;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;

@@ -1,10 +1,12 @@
-//! Heartbeats: a counter for each thread, which nobody but the thread itself advances, and the name of its task.
+//! Heartbeats: each thread has a counter that only the thread itself advances, and the name of its
+//! current task.
 //!
-//! On a thread with an event loop, a task counts twice a second: if another task does not return, the counter stands
-//! still. A thread of the blocking pool counts when a job begins and ends, and before every piece of a text that it
-//! tokenizes. Only relaxed atomics are written, to a line that no other thread writes; a request reads no clock for
-//! it and takes no lock. A job that waits for a disk or a database has no heartbeat: the system may keep it for longer
-//! than any limit, and a restart would not help it.
+//! On a thread with an event loop, a task advances the counter twice a second: if another task does
+//! not return, the counter stops. A thread of the blocking pool advances it when a job begins and
+//! ends, and before every chunk of text that it tokenizes. The cost is relaxed stores to a cache
+//! line that no other thread writes; a request reads no clock and takes no lock. A job that waits
+//! for a disk or a database has no heartbeat: the operating system may block it for longer than any
+//! limit, and a restart would not help.
 
 use arc_swap::ArcSwap;
 use std::cell::RefCell;
@@ -17,11 +19,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::watchdog::stall::{HeartbeatReading, STUCK_AFTER, Stall};
-use crate::watchdog::task::{TaskName, WORDS};
+use crate::watchdog::stall::{HeartbeatReading, NAME_WORDS, STUCK_AFTER, Stall, TaskName};
 
-/// Between two beats of an event loop.
-const BEAT: Duration = Duration::from_millis(500);
+/// Time between two beats of an event loop.
+const BEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 thread_local! {
     /// The heartbeat of this thread, if it has one.
@@ -33,12 +34,12 @@ thread_local! {
 pub struct Heartbeat {
     thread: String,
     beats: AtomicU64,
-    /// Whether it has to beat: its event loop runs, or a job does.
+    /// Whether beats are expected: its event loop or a job is running.
     is_active: AtomicBool,
-    /// Milliseconds that it may stand still.
+    /// Milliseconds that may pass without a beat.
     allowance: AtomicU64,
-    task: [AtomicU64; WORDS],
-    /// Written by the watchdog alone.
+    task: [AtomicU64; NAME_WORDS],
+    /// Written only by the watchdog.
     is_stuck: AtomicBool,
 }
 
@@ -54,7 +55,7 @@ impl Heartbeat {
         }
     }
 
-    /// Beats on an event loop of one thread, which is watched until the guard is dropped.
+    /// Beats on a single-threaded event loop until the guard is dropped.
     pub fn beat_on(self: &Arc<Self>, event_loop: &Handle) -> Watched {
         self.begin(STUCK_AFTER);
         let heartbeat = Arc::clone(self);
@@ -62,13 +63,13 @@ impl Heartbeat {
             CURRENT.set(Some(Arc::clone(&heartbeat)));
             loop {
                 heartbeat.advance();
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(BEAT_INTERVAL).await;
             }
         });
         Watched { heartbeat: Arc::clone(self), task: Some(task.abort_handle()) }
     }
 
-    /// Whether the watchdog found it stuck, and it has not moved since.
+    /// Whether the watchdog found the thread stuck and it has not recovered.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Relaxed)
     }
@@ -108,7 +109,7 @@ impl Heartbeat {
     }
 }
 
-/// The heartbeat of an event loop or a job that is watched, until this is dropped.
+/// Guard: the watchdog expects beats of an event loop or a job until this is dropped.
 pub struct Watched {
     heartbeat: Arc<Heartbeat>,
     task: Option<AbortHandle>,
@@ -124,16 +125,18 @@ impl Drop for Watched {
     }
 }
 
-/// Polls a task under its name.
+/// Polls `future` under a task name, which the watchdog reports if a poll does not return.
 pub fn named<F: Future>(task: impl Into<TaskName>, future: F) -> impl Future<Output = F::Output> {
-    let (task, mut future) = (task.into(), Box::pin(future));
+    let task = task.into();
+    let mut future = Box::pin(future);
     poll_fn(move |context| {
         let _running = running(&task);
         future.as_mut().poll(context)
     })
 }
 
-/// This thread does that until the guard is dropped, and then again what it did before.
+/// Sets the current task of this thread until the guard is dropped, which restores the previous
+/// one.
 pub(crate) fn running(task: &TaskName) -> Running {
     let before = on_current(|heartbeat| {
         let before = heartbeat.task();
@@ -143,7 +146,7 @@ pub(crate) fn running(task: &TaskName) -> Running {
     Running { before, _of_this_thread: PhantomData }
 }
 
-/// Ends with the part of a task that it names; of no use to another thread.
+/// Guard of [`running`]. Not `Send`: it belongs to the thread that made it.
 pub(crate) struct Running {
     before: Option<TaskName>,
     _of_this_thread: PhantomData<*const ()>,
@@ -157,33 +160,34 @@ impl Drop for Running {
     }
 }
 
-/// This thread's job has made a step.
+/// Records progress of this thread's job.
 pub(crate) fn step() {
     on_current(Heartbeat::advance);
 }
 
-fn on_current<T>(look: impl FnOnce(&Heartbeat) -> T) -> Option<T> {
-    // None on a thread that ends, too.
-    CURRENT.try_with(|current| current.borrow().as_deref().map(look)).ok().flatten()
+fn on_current<T>(apply: impl FnOnce(&Heartbeat) -> T) -> Option<T> {
+    // Also none on a thread that is exiting.
+    CURRENT.try_with(|current| current.borrow().as_deref().map(apply)).ok().flatten()
 }
 
-/// All threads with a heartbeat, and which of them are stuck. Reading it takes no lock.
+/// All threads with a heartbeat, and which of them are stuck. Reads take no lock.
 #[derive(Default)]
 pub struct Threads {
     all: ArcSwap<Vec<Weak<Heartbeat>>>,
-    /// Held while one is added.
+    /// Held while a thread is added.
     adding: Mutex<()>,
     stuck: ArcSwap<Vec<Stall>>,
     stalls: AtomicU64,
 }
 
 impl Threads {
-    /// A thread of this name, which is watched once it beats.
+    /// Registers a thread. It is watched from its first beat on.
     pub fn add(&self, thread: &str) -> Arc<Heartbeat> {
         self.add_as(|_| thread.to_owned())
     }
 
-    /// Runs a job on this thread of the blocking pool, which may stand still for so long.
+    /// Runs a job on this thread of the blocking pool; `allowance` is the time allowed without
+    /// progress.
     pub(crate) fn run_job<T>(
         &self,
         task: &TaskName,
@@ -204,12 +208,12 @@ impl Threads {
         self.all.load().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The threads that are stuck now.
+    /// The threads that are currently stuck.
     pub(crate) fn stuck(&self) -> Arc<Vec<Stall>> {
         self.stuck.load_full()
     }
 
-    /// How often a thread was found stuck.
+    /// Number of stalls found so far.
     pub(crate) fn stalls(&self) -> u64 {
         self.stalls.load(Relaxed)
     }
@@ -221,18 +225,18 @@ impl Threads {
 
     fn add_as(&self, name: impl FnOnce(&[Arc<Heartbeat>]) -> String) -> Arc<Heartbeat> {
         let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
-        let there = self.all();
-        let heartbeat = Arc::new(Heartbeat::new(name(&there)));
-        let all = there.iter().chain([&heartbeat]).map(Arc::downgrade).collect();
+        let existing = self.all();
+        let heartbeat = Arc::new(Heartbeat::new(name(&existing)));
+        let all = existing.iter().chain([&heartbeat]).map(Arc::downgrade).collect();
         self.all.store(Arc::new(all));
         heartbeat
     }
 }
 
-/// Threads of the pool come and go: the numbers of those that went are given again.
-fn first_free(there: &[Arc<Heartbeat>]) -> String {
-    let mut names = (0..=there.len()).map(|number| format!("blocking-{number}"));
-    let is_free = |name: &String| there.iter().all(|heartbeat| heartbeat.thread != *name);
+/// Pool threads start and exit: the numbers of exited threads are reused.
+fn first_free(existing: &[Arc<Heartbeat>]) -> String {
+    let mut names = (0..=existing.len()).map(|number| format!("blocking-{number}"));
+    let is_free = |name: &String| existing.iter().all(|heartbeat| heartbeat.thread != *name);
     names.find(is_free).unwrap_or_default()
 }
 
@@ -241,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_has_the_name_of_the_innermost_part_that_runs_and_a_long_one_is_cut() {
+    fn the_task_name_is_that_of_the_innermost_guard_and_a_long_one_is_truncated() {
         let threads = Threads::default();
         let heartbeat = threads.add("worker-0");
         CURRENT.set(Some(Arc::clone(&heartbeat)));
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_of_the_pool_beats_with_its_jobs_and_gives_its_number_back() {
+    fn a_pool_thread_beats_with_its_jobs_and_its_number_is_reused() {
         let threads = Arc::new(Threads::default());
         let job = |threads: &Arc<Threads>| {
             let inside = threads.run_job(&"tokenize".into(), STUCK_AFTER, || {
@@ -277,17 +281,17 @@ mod tests {
                 std::thread::scope(|scope| scope.spawn(|| job(&threads)).join().unwrap());
             assert_eq!(inside, (Some(1), Some(2), "tokenize".into()));
             assert_eq!(after, ("blocking-0".to_owned(), None, TaskName::default()));
-            assert!(threads.all().is_empty(), "the thread has ended");
+            assert!(threads.all().is_empty(), "the thread has exited");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_loop_beats_until_its_guard_is_dropped_and_tasks_on_it_have_names() {
+    async fn an_event_loop_beats_until_its_guard_is_dropped_and_reports_task_names() {
         let threads = Threads::default();
         let heartbeat = threads.add("accept");
         let watched = heartbeat.beat_on(&Handle::current());
         let first = heartbeat.read().beats;
-        tokio::time::sleep(3 * BEAT).await;
+        tokio::time::sleep(3 * BEAT_INTERVAL).await;
         assert!(heartbeat.read().beats > first);
         let task = named("accept connections", async { heartbeat.read().task }).await;
         assert_eq!(task.to_string(), "accept connections");

@@ -1,77 +1,115 @@
-//! Watchdog: notices a thread that is stuck, and ends the process if shutdown takes too long.
+//! Watchdog: detects stuck threads, restarts background tasks that panicked, and enforces the
+//! shutdown deadline.
 //!
-//! A stuck thread cannot say so itself, and whatever waits for one of its locks is stuck soon after. So every thread
-//! that serves clients, takes events in, tokenizes or runs background tasks has a heartbeat ([`heartbeat`]), and one
-//! plain thread without an event loop looks at all of them ([`stall`]). It takes no lock and does not log itself: a
-//! thread that cannot write its log line holds a lock too. What it finds makes `/health` and `/ready` fail and keeps
-//! back the supervisor's ping ([`systemd`]), so that the supervisor restarts the process. Ending it is the supervisor's
-//! part, until it has asked for that: then the watchdog holds the process to its deadline ([`shutdown`]).
+//! A stuck thread cannot report itself, and every thread that waits for one of its locks is stuck
+//! soon after. So every thread that serves clients, applies events, tokenizes or runs background
+//! tasks has a heartbeat ([`heartbeat`]), and one plain thread without an event loop checks all of
+//! them ([`stall`]). It takes no lock and does not log itself: a thread blocked on writing its log
+//! line holds a lock too. A stall makes `/health` and `/ready` fail and suppresses the ping to the
+//! service manager ([`systemd`]), which then restarts the process. The watchdog itself ends the
+//! process only after a shutdown signal, when the deadline has passed ([`shutdown`]).
 //!
-//! Limit: a thread that moves but makes no progress, as one whose tasks wait for each other, is not found.
+//! Limit: a deadlock between tasks on a live event loop is not detected.
 
 pub mod heartbeat;
 pub mod shutdown;
 pub(crate) mod stall;
-pub mod supervise;
 pub(crate) mod systemd;
-pub mod task;
 
-use heartbeat::Threads;
+pub use stall::TaskName;
+
+use heartbeat::{Threads, named};
 use shutdown::Shutdown;
 use stall::{HeartbeatReading, Stall, StallChange, StallDetector};
 use std::fmt::Write;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::Duration;
-use systemd::Supervisor;
+use systemd::ServiceManager;
+use tokio::runtime::Handle;
 use wornpath_events::EventClock;
 
-/// Between two looks at all heartbeats.
-const LOOK: Duration = Duration::from_millis(500);
-/// A thread that has stood still for so long when the process must end is named as a reason.
-const SUSPICIOUS: Duration = Duration::from_secs(1);
-/// How long the end of the process waits for its last log line.
-const LOGGED_WITHIN: Duration = Duration::from_millis(250);
-/// Log lines that wait to be written.
-const MOST_REPORTS: usize = 256;
-/// The exit status of a process that did not end by its deadline: EX_SOFTWARE.
+/// Time between two checks of all heartbeats.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// At the shutdown deadline, threads without a beat for this long are logged as suspects.
+const SUSPECT_AFTER: Duration = Duration::from_secs(1);
+/// How long the exit waits for its last log line.
+const LOG_TIMEOUT: Duration = Duration::from_millis(250);
+/// Capacity of the queue of log lines.
+const MAX_REPORTS: usize = 256;
+/// Exit status of a process that missed its shutdown deadline: EX_SOFTWARE.
 const EXIT_DEADLINE_PASSED: i32 = 70;
 
-/// What is logged.
-enum WatchdogReport {
-    Change(StallChange),
-    /// The process exits, by fault of these threads as far as is known; and where to say that this was logged.
-    Exit(Vec<Stall>, SyncSender<()>),
+/// How soon a task that panicked is restarted.
+const RESTART_DELAY: Duration = Duration::from_millis(50);
+
+/// Runs the background task that `start` makes of `shared`, and restarts it if it panics.
+///
+/// Nothing awaits such a task, so a panic would go unnoticed: pods would never come back, or files
+/// never be read again. The panic itself is logged by the panic hook.
+pub fn supervise<S, F>(
+    runtime: &Handle,
+    task: &'static str,
+    shared: &Arc<S>,
+    start: impl Fn(Arc<S>) -> F + Send + 'static,
+) where
+    S: Send + Sync + 'static,
+    F: Future<Output: Send> + Send + 'static,
+{
+    let shared = Arc::clone(shared);
+    runtime.spawn(async move {
+        loop {
+            match tokio::spawn(named(task, start(Arc::clone(&shared)))).await {
+                Err(error) if error.is_panic() => {
+                    tracing::error!(task, "task panicked; restarting");
+                    tokio::time::sleep(RESTART_DELAY).await;
+                }
+                _ => return,
+            }
+        }
+    });
 }
 
-/// The thread that watches all others, ended when this is dropped.
+/// A line for the log thread.
+enum WatchdogReport {
+    Change(StallChange),
+    /// The process exits.
+    Exit {
+        suspects: Vec<Stall>,
+        /// Confirms that the line was written.
+        logged: SyncSender<()>,
+    },
+}
+
+/// The watchdog thread, stopped when this is dropped.
 pub(crate) struct Watchdog {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Watches all threads, and holds the process to the deadline of its shutdown.
+    /// Starts to watch all threads and the shutdown deadline.
     ///
     /// # Errors
-    /// If the system refuses threads.
+    /// If a thread cannot be spawned.
     pub(crate) fn start(
         threads: Arc<Threads>,
         clock: EventClock,
         shutdown: Arc<Shutdown>,
     ) -> std::io::Result<Self> {
-        let (reports, to_log) = sync_channel(MOST_REPORTS);
-        // Ends with the other side of the channel; not waited for, since writing the log may never end.
+        let (reports, to_log) = sync_channel(MAX_REPORTS);
+        // Ends with the channel; never joined, since a write to the log may block for ever.
         Builder::new().name("watchdog-log".to_owned()).spawn(move || log(&to_log))?;
         let is_over = Arc::<AtomicBool>::default();
         let mut watch = WatchdogHandle {
             threads,
             clock,
             shutdown,
-            supervisor: Supervisor::from_environment(),
+            service_manager: ServiceManager::from_environment(),
             detector: StallDetector::default(),
             reports,
             is_over: Arc::clone(&is_over),
@@ -86,7 +124,7 @@ impl Drop for Watchdog {
         self.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It panics never, and if it did, the panic was logged.
+            // A panic was logged by the panic hook.
             let _ = thread.join();
         }
     }
@@ -96,7 +134,7 @@ struct WatchdogHandle {
     threads: Arc<Threads>,
     clock: EventClock,
     shutdown: Arc<Shutdown>,
-    supervisor: Supervisor,
+    service_manager: ServiceManager,
     detector: StallDetector,
     reports: SyncSender<WatchdogReport>,
     is_over: Arc<AtomicBool>,
@@ -105,47 +143,48 @@ struct WatchdogHandle {
 impl WatchdogHandle {
     fn run(&mut self) {
         while !self.is_over.load(Relaxed) {
-            self.look();
+            self.check();
             let left = self.shutdown.deadline().map(|at| at.saturating_sub(self.clock.now()));
             if left == Some(Duration::ZERO) {
                 self.exit();
             }
-            park_timeout(left.unwrap_or(LOOK).min(LOOK));
+            park_timeout(left.unwrap_or(CHECK_INTERVAL).min(CHECK_INTERVAL));
         }
     }
 
-    fn look(&mut self) {
+    fn check(&mut self) {
         let all = self.threads.all();
         let readings: Vec<HeartbeatReading<'_>> =
             all.iter().map(|heartbeat| heartbeat.read()).collect();
-        let changes = self.detector.look(self.clock.now(), &readings);
+        let changes = self.detector.check(self.clock.now(), &readings);
         let stuck = self.detector.stuck();
         for (heartbeat, reading) in all.iter().zip(&readings) {
             heartbeat.set_stuck(stuck.iter().any(|stall| stall.thread == reading.thread));
         }
         if stuck.is_empty() {
-            self.supervisor.notify("WATCHDOG=1");
+            self.service_manager.notify("WATCHDOG=1");
         }
         let new = changes.iter().filter(|change| matches!(change, StallChange::Stuck(_))).count();
         self.threads.set_stuck(stuck, new);
         for change in changes {
-            // A log that takes no more lines must not stop the watchdog.
+            // A full log queue must not block the watchdog.
             let _ = self.reports.try_send(WatchdogReport::Change(change));
         }
     }
 
-    /// The process has not ended by its deadline.
+    /// Logs the suspects and ends the process, which missed its deadline.
     fn exit(&self) -> ! {
         let (logged, is_logged) = sync_channel(1);
-        let report = WatchdogReport::Exit(self.detector.still(SUSPICIOUS), logged);
+        let suspects = self.detector.stalled(SUSPECT_AFTER);
+        let report = WatchdogReport::Exit { suspects, logged };
         if self.reports.try_send(report).is_ok() {
-            let _ = is_logged.recv_timeout(LOGGED_WITHIN);
+            let _ = is_logged.recv_timeout(LOG_TIMEOUT);
         }
         std::process::exit(EXIT_DEADLINE_PASSED)
     }
 }
 
-/// Writes log lines for the watchdog.
+/// Writes the watchdog's log lines, on a thread of its own.
 fn log(reports: &Receiver<WatchdogReport>) {
     const EXITING: &str = "shutdown deadline passed; exiting";
     for report in reports {
@@ -153,17 +192,17 @@ fn log(reports: &Receiver<WatchdogReport>) {
             WatchdogReport::Change(StallChange::Stuck(Stall { thread, task, stuck_for })) => {
                 tracing::error!(%thread, task = task.to_string(), ?stuck_for, "thread stuck");
             }
-            WatchdogReport::Change(StallChange::Moves(Stall { thread, task, stuck_for })) => {
-                tracing::warn!(%thread, task = task.to_string(), ?stuck_for, "thread moves again");
+            WatchdogReport::Change(StallChange::Recovered(Stall { thread, task, stuck_for })) => {
+                tracing::warn!(%thread, task = task.to_string(), ?stuck_for, "thread recovered");
             }
-            WatchdogReport::Exit(suspects, logged) => {
+            WatchdogReport::Exit { suspects, logged } => {
                 for Stall { thread, task, stuck_for } in &suspects {
                     tracing::error!(%thread, task = task.to_string(), ?stuck_for, "{EXITING}");
                 }
                 if suspects.is_empty() {
                     tracing::error!("{EXITING}");
                 }
-                // The watchdog may have stopped waiting.
+                // The watchdog may have timed out.
                 let _ = logged.send(());
             }
         }
@@ -171,7 +210,7 @@ fn log(reports: &Receiver<WatchdogReport>) {
 }
 
 impl Threads {
-    /// Why the process is not healthy, if it is not.
+    /// The body of a failing `/health`, if a thread is stuck.
     pub(crate) fn why_unhealthy(&self) -> Option<String> {
         let stuck = self.stuck();
         let mut why = String::new();
@@ -180,5 +219,24 @@ impl Threads {
             let _ = writeln!(why, "thread stuck: {thread}, task `{task}`, for {seconds:.1} s");
         }
         (!why.is_empty()).then_some(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use tokio::sync::Notify;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_is_restarted_and_one_that_returns_is_not() {
+        let shared = Arc::<(AtomicUsize, Notify)>::default();
+        supervise(&Handle::current(), "a test", &shared, |shared| async move {
+            assert!(shared.0.fetch_add(1, Relaxed) >= 2, "on purpose");
+            shared.1.notify_one();
+        });
+        shared.1.notified().await;
+        tokio::time::sleep(10 * RESTART_DELAY).await;
+        assert_eq!(shared.0.load(Relaxed), 3);
     }
 }

@@ -1,7 +1,7 @@
-//! Shutdown: signals, and the moment by which the process must have ended.
+//! Shutdown: signals, and the deadline by which the process must have ended.
 //!
-//! Signals are waited for on a thread of their own, which does nothing else: whichever other thread is stuck, the
-//! deadline begins with the signal. The watchdog holds the process to it.
+//! A dedicated thread waits for signals: whichever other thread is stuck, the deadline starts with
+//! the signal. The watchdog enforces it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,20 +15,20 @@ use wornpath_config::Drain;
 use wornpath_events::EventClock;
 use wornpath_index::Moment;
 
-/// What remains to be done once requests have ended or their time is over: the last checkpoint and the last traces.
-const FINISH_WITHIN: Duration = Duration::from_secs(2);
+/// Time for the work after draining: the last checkpoint and the last traces.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 const NEVER: u64 = u64::MAX;
 
-/// Comes when the process is told to end, by ctrl-C or by whoever runs it.
+/// Completes at the first SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If signals cannot be listened to.
-pub async fn told_to_end() -> std::io::Result<()> {
+/// If the signal handlers cannot be installed.
+pub async fn shutdown_signal() -> std::io::Result<()> {
     Signals::listen()?.next().await;
     Ok(())
 }
 
-/// The signals that tell a process to end.
+/// The signals that request a shutdown.
 struct Signals {
     term: Signal,
     int: Signal,
@@ -36,11 +36,10 @@ struct Signals {
 
 impl Signals {
     fn listen() -> std::io::Result<Self> {
-        let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
-        Ok(Self { term: signal(term)?, int: signal(int)? })
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
-    /// Comes once for each time.
+    /// Completes once per signal.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
@@ -49,7 +48,7 @@ impl Signals {
     }
 }
 
-/// How often the process was told to end, and when it must have.
+/// The state of a shutdown: signals received, and the deadline.
 pub(crate) struct Shutdown {
     /// Nanoseconds since the start.
     deadline: AtomicU64,
@@ -63,7 +62,8 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// By when the process must have ended, once it was told to.
+    /// By when the process must have ended; none before the first signal, or if the grace is
+    /// unlimited.
     pub(crate) fn deadline(&self) -> Option<Moment> {
         match self.deadline.load(Relaxed) {
             NEVER => None,
@@ -71,57 +71,59 @@ impl Shutdown {
         }
     }
 
-    /// How many signals have come.
+    /// The number of signals received.
     pub(crate) fn signals(&self) -> watch::Receiver<usize> {
         self.signals.subscribe()
     }
 
     fn signal(&self, now: Moment, drain: Drain) {
-        // Also a grace without end has an end at the second signal.
+        // The second signal sets a deadline even if the grace is unlimited.
         let is_again = *self.signals.borrow() > 0;
         let before = is_again.then(|| self.deadline().unwrap_or(Moment::MAX));
         let deadline = deadline(before, now, drain);
         let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(NEVER);
-        // First of all: it counts even if nothing else happens any more.
+        // Stored first: the watchdog enforces it even if all other threads are stuck.
         self.deadline.store(nanos, Relaxed);
         self.signals.send_modify(|count| *count += 1);
     }
 }
 
-/// When a process must have ended that is told to now. Whoever asks twice does not want to wait.
+/// The deadline after a signal at `now`. A second signal cuts the drain short.
 fn deadline(before: Option<Moment>, now: Moment, Drain { lame_duck, grace }: Drain) -> Moment {
-    let at_once = now.saturating_add(FINISH_WITHIN);
+    let at_once = now.saturating_add(FINISH_TIMEOUT);
     match before {
         None => at_once.saturating_add(lame_duck).saturating_add(grace),
         Some(before) => before.min(at_once),
     }
 }
 
-/// The thread that waits for signals, ended when this is dropped.
+/// The thread that waits for signals, stopped when this is dropped.
 pub(crate) struct SignalThread {
     is_over: Arc<Notify>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Waits for signals from now on. `drain` says how long shutdown may take, when one comes.
+/// Starts to wait for signals. `drain` is read when one arrives.
 ///
 /// # Errors
-/// If the system refuses that.
+/// If the thread cannot be spawned or the signal handlers cannot be installed.
 pub(crate) fn listen(
     clock: EventClock,
     drain: impl Fn() -> Drain + Send + 'static,
 ) -> std::io::Result<(Arc<Shutdown>, SignalThread)> {
-    let (shutdown, is_over) = (Arc::<Shutdown>::default(), Arc::<Notify>::default());
+    let shutdown = Arc::<Shutdown>::default();
+    let is_over = Arc::<Notify>::default();
     let event_loop = Builder::new_current_thread().enable_io().build()?;
     let mut signals = {
         let _on = event_loop.enter();
         Signals::listen()?
     };
-    let (told, over) = (Arc::clone(&shutdown), Arc::clone(&is_over));
+    let signalled = Arc::clone(&shutdown);
+    let over = Arc::clone(&is_over);
     let wait = async move {
         loop {
             tokio::select! {
-                () = signals.next() => told.signal(clock.now(), drain()),
+                () = signals.next() => signalled.signal(clock.now(), drain()),
                 () = over.notified() => return,
             }
         }
@@ -135,7 +137,7 @@ impl Drop for SignalThread {
     fn drop(&mut self) {
         self.is_over.notify_one();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, that was logged.
+            // A panic was logged by the panic hook.
             let _ = thread.join();
         }
     }
@@ -148,7 +150,7 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_deadline_is_the_end_of_the_grace_and_a_second_signal_brings_it_near() {
+    fn the_deadline_is_the_end_of_the_grace_and_a_second_signal_shortens_it() {
         let shutdown = Shutdown::default();
         let signals = shutdown.signals();
         let drain = Drain { lame_duck: 3 * S, grace: 30 * S };
@@ -158,11 +160,11 @@ mod tests {
         shutdown.signal(20 * S, drain);
         assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(22 * S), 2));
         shutdown.signal(21 * S, drain);
-        assert_eq!(shutdown.deadline(), Some(22 * S), "and no further signal puts it off");
+        assert_eq!(shutdown.deadline(), Some(22 * S), "further signals do not extend it");
     }
 
     #[test]
-    fn a_grace_without_end_has_no_deadline() {
+    fn an_unlimited_grace_has_no_deadline_until_the_second_signal() {
         let shutdown = Shutdown::default();
         shutdown.signal(S, Drain { lame_duck: S, grace: Duration::MAX });
         assert_eq!(shutdown.deadline(), None);

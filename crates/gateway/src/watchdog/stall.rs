@@ -1,31 +1,31 @@
-//! Decides which threads are stuck, from readings of their heartbeats. A state machine without threads or clocks.
+//! Stall detection: decides from heartbeat readings which threads are stuck. A state machine
+//! without threads or clocks.
 //!
-//! Time in which the watchdog itself did not run does not count: after a machine was suspended, or while it has no
-//! processor left, a thread is not stuck only because the clock went on.
+//! Time during which the watchdog itself did not run does not count: after a suspend, or when the
+//! machine has no CPU left, a thread is not stuck only because the clock advanced.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 use wornpath_index::Moment;
 
-use crate::watchdog::task::TaskName;
-
-/// How long a thread may stand still.
+/// How long a heartbeat may not advance before its thread counts as stuck.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(5);
-/// The most that one look adds to the time that a thread stands still: two looks.
-const MOST_PER_LOOK: Duration = Duration::from_secs(1);
+/// Upper bound on the stall time that one check adds: two check intervals.
+const MAX_PER_CHECK: Duration = Duration::from_secs(1);
 
-/// What a thread's heartbeat says.
+/// A thread's heartbeat at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeartbeatReading<'a> {
     pub(crate) thread: &'a str,
     pub(crate) task: TaskName,
-    /// None while it has nothing to do, or has ended.
+    /// The beat counter; none while the thread is idle or has ended.
     pub(crate) beats: Option<u64>,
-    /// How long it may stand still.
+    /// How long the counter may stay the same.
     pub(crate) allowance: Duration,
 }
 
-/// A thread that does not move.
+/// A thread whose heartbeat does not advance.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stall {
     pub(crate) thread: String,
@@ -33,54 +33,54 @@ pub(crate) struct Stall {
     pub(crate) stuck_for: Duration,
 }
 
-/// What a look at all threads found.
+/// A thread became stuck or recovered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum StallChange {
     Stuck(Stall),
-    /// It was stuck and is no longer.
-    Moves(Stall),
+    Recovered(Stall),
 }
 
-/// Follows all heartbeats.
+/// Tracks the heartbeats of all threads.
 #[derive(Default)]
 pub(crate) struct StallDetector {
     last: Option<Moment>,
-    threads: BTreeMap<String, Followed>,
+    threads: BTreeMap<String, TrackedThread>,
 }
 
-struct Followed {
+struct TrackedThread {
     beats: Option<u64>,
     task: TaskName,
-    still_for: Duration,
+    stalled_for: Duration,
     is_stuck: bool,
 }
 
 impl StallDetector {
-    /// Looks at all threads, of which those that have ended are missing.
-    pub(crate) fn look(
+    /// Compares the readings of all live threads with the previous ones. A thread that is missing
+    /// has ended.
+    pub(crate) fn check(
         &mut self,
         now: Moment,
         readings: &[HeartbeatReading<'_>],
     ) -> Vec<StallChange> {
         let passed = self.last.map_or(Duration::ZERO, |last| now.saturating_sub(last));
-        let passed = passed.min(MOST_PER_LOOK);
+        let passed = passed.min(MAX_PER_CHECK);
         self.last = Some(now);
         let mut changes = Vec::new();
-        self.threads.retain(|thread, followed| {
-            let is_there = readings.iter().any(|reading| reading.thread == thread);
-            if !is_there && followed.is_stuck {
-                changes.push(StallChange::Moves(followed.stall(thread)));
+        self.threads.retain(|thread, tracked| {
+            let is_alive = readings.iter().any(|reading| reading.thread == thread);
+            if !is_alive && tracked.is_stuck {
+                changes.push(StallChange::Recovered(tracked.stall(thread)));
             }
-            is_there
+            is_alive
         });
         for reading in readings {
-            let followed = self.threads.entry(reading.thread.to_owned()).or_insert(Followed {
+            let tracked = self.threads.entry(reading.thread.to_owned()).or_insert(TrackedThread {
                 beats: None,
                 task: TaskName::default(),
-                still_for: Duration::ZERO,
+                stalled_for: Duration::ZERO,
                 is_stuck: false,
             });
-            changes.extend(followed.read(reading, passed));
+            changes.extend(tracked.read(reading, passed));
         }
         changes
     }
@@ -89,33 +89,34 @@ impl StallDetector {
     pub(crate) fn stuck(&self) -> Vec<Stall> {
         self.threads
             .iter()
-            .filter(|(_, followed)| followed.is_stuck)
-            .map(|(thread, followed)| followed.stall(thread))
+            .filter(|(_, tracked)| tracked.is_stuck)
+            .map(|(thread, tracked)| tracked.stall(thread))
             .collect()
     }
 
-    /// The threads that have stood still for `at_least`, stuck or not yet.
-    pub(crate) fn still(&self, at_least: Duration) -> Vec<Stall> {
+    /// The threads without a beat for `at_least`, stuck or not yet.
+    pub(crate) fn stalled(&self, at_least: Duration) -> Vec<Stall> {
         self.threads
             .iter()
-            .filter(|(_, followed)| followed.still_for >= at_least)
-            .map(|(thread, followed)| followed.stall(thread))
+            .filter(|(_, tracked)| tracked.stalled_for >= at_least)
+            .map(|(thread, tracked)| tracked.stall(thread))
             .collect()
     }
 }
 
-impl Followed {
+impl TrackedThread {
     fn read(&mut self, reading: &HeartbeatReading<'_>, passed: Duration) -> Option<StallChange> {
         if reading.beats.is_none() || reading.beats != self.beats {
-            let moves = self.is_stuck.then(|| StallChange::Moves(self.stall(reading.thread)));
+            let recovered =
+                self.is_stuck.then(|| StallChange::Recovered(self.stall(reading.thread)));
             self.beats = reading.beats;
-            self.still_for = Duration::ZERO;
+            self.stalled_for = Duration::ZERO;
             self.is_stuck = false;
-            return moves;
+            return recovered;
         }
         self.task = reading.task;
-        self.still_for += passed;
-        if self.is_stuck || self.still_for < reading.allowance {
+        self.stalled_for += passed;
+        if self.is_stuck || self.stalled_for < reading.allowance {
             return None;
         }
         self.is_stuck = true;
@@ -123,7 +124,60 @@ impl Followed {
     }
 
     fn stall(&self, thread: &str) -> Stall {
-        Stall { thread: thread.to_owned(), task: self.task, stuck_for: self.still_for }
+        Stall { thread: thread.to_owned(), task: self.task, stuck_for: self.stalled_for }
+    }
+}
+
+/// 64-bit words of a task name.
+pub(crate) const NAME_WORDS: usize = 6;
+
+/// The first 48 bytes of a task's name, in a form that a thread can publish without a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct TaskName([u64; NAME_WORDS]);
+
+impl TaskName {
+    /// Truncates `name` to 48 bytes.
+    pub const fn new(name: &str) -> Self {
+        let bytes = name.as_bytes();
+        let mut words = [0; NAME_WORDS];
+        let mut at = 0;
+        while at < bytes.len() && at < NAME_WORDS * 8 {
+            words[at / 8] |= (bytes[at] as u64) << (at % 8 * 8);
+            at += 1;
+        }
+        Self(words)
+    }
+
+    pub(crate) const fn from_words(words: [u64; NAME_WORDS]) -> Self {
+        Self(words)
+    }
+
+    pub(crate) const fn words(&self) -> [u64; NAME_WORDS] {
+        self.0
+    }
+}
+
+impl From<&str> for TaskName {
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl fmt::Display for TaskName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("unnamed");
+        }
+        let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+        // Truncation may have split the last character.
+        let name = String::from_utf8_lossy(&bytes);
+        f.write_str(name.trim_end_matches(['\0', char::REPLACEMENT_CHARACTER]))
+    }
+}
+
+impl fmt::Debug for TaskName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskName({self})")
     }
 }
 
@@ -142,77 +196,77 @@ mod tests {
         Stall { thread: thread.to_owned(), task: TaskName::new("decide"), stuck_for }
     }
 
-    /// Looks every half second, from look `from` on, with what `parse` says of each look.
-    fn looks<'a>(
+    /// Checks every half second, with the readings that `read` gives for each check.
+    fn run<'a>(
         detector: &mut StallDetector,
-        looks: std::ops::Range<u32>,
+        checks: std::ops::Range<u32>,
         read: impl Fn(u32) -> Vec<HeartbeatReading<'a>>,
     ) -> Vec<(u32, StallChange)> {
-        let changes = looks.flat_map(|look| {
-            let found = detector.look(HALF * look, &read(look));
-            found.into_iter().map(move |change| (look, change))
+        let changes = checks.flat_map(|check| {
+            let found = detector.check(HALF * check, &read(check));
+            found.into_iter().map(move |change| (check, change))
         });
         changes.collect()
     }
 
     #[test]
-    fn a_thread_that_stands_still_for_five_seconds_is_stuck_once_and_said_to_move_once() {
+    fn a_thread_without_a_beat_for_five_seconds_is_reported_stuck_once_and_recovered_once() {
         let mut detector = StallDetector::default();
-        let read = |look: u32| {
-            let beats = if (4..30).contains(&look) { 4 } else { look };
-            vec![reading("a", Some(look.into())), reading("b", Some(beats.into()))]
+        let read = |check: u32| {
+            let beats = if (4..30).contains(&check) { 4 } else { check };
+            vec![reading("a", Some(check.into())), reading("b", Some(beats.into()))]
         };
-        let changes = looks(&mut detector, 0..14, read);
+        let changes = run(&mut detector, 0..14, read);
         assert_eq!(changes, []);
-        assert_eq!(detector.still(Duration::from_secs(1)), [stall("b", 9 * HALF)]);
-        let changes = looks(&mut detector, 14..40, read);
+        assert_eq!(detector.stalled(Duration::from_secs(1)), [stall("b", 9 * HALF)]);
+        let changes = run(&mut detector, 14..40, read);
         assert_eq!(
             changes,
             [
                 (14, StallChange::Stuck(stall("b", FIVE))),
-                (30, StallChange::Moves(stall("b", 25 * HALF))),
+                (30, StallChange::Recovered(stall("b", 25 * HALF))),
             ]
         );
         assert_eq!(detector.stuck(), []);
     }
 
     #[test]
-    fn a_thread_without_work_is_never_stuck_and_one_that_begins_has_all_its_time() {
+    fn an_idle_thread_is_never_stuck_and_a_new_job_has_its_full_allowance() {
         let mut detector = StallDetector::default();
-        let read = |look: u32| vec![reading("pool", (look >= 20).then_some(7))];
-        let changes = looks(&mut detector, 0..40, read);
+        let read = |check: u32| vec![reading("pool", (check >= 20).then_some(7))];
+        let changes = run(&mut detector, 0..40, read);
         assert_eq!(changes, [(30, StallChange::Stuck(stall("pool", FIVE)))]);
         assert_eq!(detector.stuck(), [stall("pool", 19 * HALF)]);
-        let changes = looks(&mut detector, 40..41, |_| vec![reading("pool", None)]);
-        assert_eq!(changes, [(40, StallChange::Moves(stall("pool", 19 * HALF)))]);
+        let changes = run(&mut detector, 40..41, |_| vec![reading("pool", None)]);
+        assert_eq!(changes, [(40, StallChange::Recovered(stall("pool", 19 * HALF)))]);
     }
 
     #[test]
-    fn a_job_with_more_to_do_may_stand_still_for_longer() {
+    fn a_job_with_a_larger_allowance_is_stuck_later() {
         let mut detector = StallDetector::default();
         let read = |_| vec![HeartbeatReading { allowance: 2 * FIVE, ..reading("pool", Some(1)) }];
-        let changes = looks(&mut detector, 0..40, read);
+        let changes = run(&mut detector, 0..40, read);
         assert_eq!(changes, [(20, StallChange::Stuck(stall("pool", 2 * FIVE)))]);
     }
 
     #[test]
-    fn a_stuck_thread_that_ends_is_stuck_no_longer() {
+    fn a_stuck_thread_that_ends_is_reported_recovered() {
         let mut detector = StallDetector::default();
-        looks(&mut detector, 0..12, |_| vec![reading("a", Some(1))]);
+        run(&mut detector, 0..12, |_| vec![reading("a", Some(1))]);
         assert_eq!(detector.stuck().len(), 1);
-        let changes = looks(&mut detector, 12..13, |_| Vec::new());
-        assert!(matches!(&changes[..], [(12, StallChange::Moves(_))]), "{changes:?}");
+        let changes = run(&mut detector, 12..13, |_| Vec::new());
+        assert!(matches!(&changes[..], [(12, StallChange::Recovered(_))]), "{changes:?}");
         assert_eq!(detector.stuck(), []);
     }
 
     #[test]
     fn time_in_which_the_watchdog_did_not_run_does_not_count() {
         let mut detector = StallDetector::default();
-        let mut look = |now| detector.look(now, &[reading("a", Some(1))]);
-        assert_eq!(look(Duration::ZERO), []);
-        assert_eq!(look(Duration::from_secs(3600)), [], "the machine slept");
-        assert_eq!(look(Duration::from_secs(3600) + 3 * HALF), []);
-        assert_eq!(look(Duration::from_secs(3599)), [], "a clock that goes back adds nothing");
-        assert_eq!(detector.still(Duration::from_secs(2)), [stall("a", Duration::from_secs(2))]);
+        let mut check = |now| detector.check(now, &[reading("a", Some(1))]);
+        assert_eq!(check(Duration::ZERO), []);
+        assert_eq!(check(Duration::from_secs(3600)), [], "the machine was suspended");
+        assert_eq!(check(Duration::from_secs(3600) + 3 * HALF), []);
+        assert_eq!(check(Duration::from_secs(3599)), [], "a clock that goes back adds nothing");
+        assert_eq!(detector.stalled(Duration::from_secs(2)), [stall("a", Duration::from_secs(2))]);
     }
 }

@@ -1,4 +1,4 @@
-//! The Grafana dashboard and the Prometheus alerts name metrics and labels that the router really has.
+//! The Grafana dashboard and the Prometheus alerts name only metrics and labels that exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,8 @@ fn is_of_name(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_'
 }
 
-/// What is wrong with an expression: unknown metrics, labels they do not have, brackets that do not fit.
+/// What is wrong with an expression: unknown metrics, labels they do not have, brackets that do not
+/// fit.
 fn problems(expression: &str) -> Vec<String> {
     let mut problems = Vec::new();
     // Prometheus itself says of every figure which router it is of.
@@ -55,7 +56,7 @@ fn problems(expression: &str) -> Vec<String> {
     for by in expression.split("by (").skip(1) {
         let by = by.split(')').next().unwrap_or_default();
         let unknown = by.split(", ").filter(|label| !labels.contains(label));
-        problems.extend(unknown.map(|label| format!("grouped by `{label}`, which nobody has")));
+        problems.extend(unknown.map(|label| format!("grouped by `{label}`, which no metric has")));
     }
     for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
         if expression.matches(open).count() != expression.matches(close).count() {
@@ -66,7 +67,7 @@ fn problems(expression: &str) -> Vec<String> {
 }
 
 fn check(what: &str, expression: &str) {
-    assert!(expression.contains("wornpath_"), "{what} asks for no metric of ours");
+    assert!(expression.contains("wornpath_"), "{what} queries no metric of the router");
     assert_eq!(problems(expression), Vec::<String>::new(), "{what}: {expression}");
 }
 
@@ -89,12 +90,12 @@ fn a_wrong_name_label_or_bracket_is_found() {
 }
 
 #[test]
-fn the_grafana_dashboard_asks_for_metrics_that_there_are() {
+fn the_grafana_dashboard_queries_only_existing_metrics() {
     let dashboard: Value = serde_json::from_str(&read("grafana.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "every panel has a number of its own");
-    let mut asked = BTreeSet::new();
+    let mut queried = BTreeSet::new();
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let title = panel["title"].as_str().unwrap();
         let targets = panel["targets"].as_array().unwrap();
@@ -102,14 +103,14 @@ fn the_grafana_dashboard_asks_for_metrics_that_there_are() {
         for target in targets {
             let expression = target["expr"].as_str().unwrap();
             check(title, expression);
-            asked.extend(
+            queried.extend(
                 FAMILIES.iter().filter(|family| expression.contains(family.name)).map(|it| it.name),
             );
         }
         let place = &panel["gridPos"];
         assert!(place["x"].as_u64().unwrap() + place["w"].as_u64().unwrap() <= 24, "{title}");
     }
-    assert!(asked.len() > 25, "only {} metrics are shown", asked.len());
+    assert!(queried.len() > 25, "only {} metrics are shown", queried.len());
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         if let Some(query) = variable["query"]["query"].as_str() {
             let (metric, label) = query
@@ -123,7 +124,7 @@ fn the_grafana_dashboard_asks_for_metrics_that_there_are() {
 }
 
 #[test]
-fn every_alert_asks_for_metrics_that_there_are_and_says_what_to_do() {
+fn every_alert_queries_existing_metrics_and_names_an_action() {
     let text = read("alerts.yaml");
     let alerts: Vec<_> = text.split("- alert: ").skip(1).collect();
     assert!(alerts.len() >= 12);
@@ -144,9 +145,10 @@ fn every_alert_asks_for_metrics_that_there_are_and_says_what_to_do() {
     }
 }
 
-/// The figures of several routers are never added up: one that is blind would be hidden by the others.
+/// The figures of several routers are never added up: one that is blind would be hidden by the
+/// others.
 #[test]
-fn every_alert_is_about_one_router() {
+fn every_alert_names_one_router() {
     for line in read("alerts.yaml").lines().filter(|line| line.contains("expr: ")) {
         for adding in ["sum", "count", "max", "min", "avg"] {
             assert!(!line.contains(&format!("{adding}(")), "{line}");
@@ -158,7 +160,7 @@ fn every_alert_is_about_one_router() {
 }
 
 #[test]
-fn what_operators_are_told_to_worry_about_raises_an_alert() {
+fn every_documented_failure_raises_an_alert() {
     /// Told by `wornpath_pod_predictions_broken`, whose row is the next.
     const COMPARED_BY_PEOPLE: &str = "is routing by cache on?";
     let alerts = read("alerts.yaml");
@@ -177,12 +179,12 @@ fn what_operators_are_told_to_worry_about_raises_an_alert() {
 }
 
 #[test]
-fn what_clients_wait_for_is_asked_without_batches() {
+fn latency_queries_exclude_batches() {
     for file in ["alerts.yaml", "grafana.json"] {
         let text = read(file).replace('\\', "");
-        let asked: Vec<_> = text.split("wornpath_first_byte_seconds_bucket").skip(1).collect();
-        assert!(!asked.is_empty());
-        for rest in asked {
+        let queries: Vec<_> = text.split("wornpath_first_byte_seconds_bucket").skip(1).collect();
+        assert!(!queries.is_empty());
+        for rest in queries {
             let selector = rest.split('}').next().unwrap();
             assert!(selector.contains("profile!=\"offline\""), "{file}: {selector}");
         }
@@ -191,7 +193,7 @@ fn what_clients_wait_for_is_asked_without_batches() {
 
 /// Prometheus' own opinion, where its tool is installed: of the rules, and of what raises them.
 #[test]
-fn prometheus_takes_every_expression_and_raises_the_alerts_that_it_should() {
+fn prometheus_accepts_every_expression_and_raises_the_expected_alerts() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("ops");
     fs::create_dir_all(&folder).unwrap();
     let dashboard: Value = serde_json::from_str(&read("grafana.json")).unwrap();
@@ -209,20 +211,20 @@ fn prometheus_takes_every_expression_and_raises_the_alerts_that_it_should() {
     for file in ["alerts.yaml", "alerts.test.yaml"] {
         fs::write(folder.join(file), read(file)).unwrap();
     }
-    for asked in [
+    for arguments in [
         &["check", "rules", "panels.yaml", "alerts.yaml"][..],
         &["test", "rules", "alerts.test.yaml"],
     ] {
         let mut promtool = std::process::Command::new("promtool");
-        match promtool.args(asked).current_dir(&folder).output() {
+        match promtool.args(arguments).current_dir(&folder).output() {
             Err(error) => {
                 let is_required = std::env::var("WORNPATH_PEERS").is_ok_and(|it| it == "required");
                 assert!(!is_required, "promtool: {error}");
                 eprintln!("NOT SHOWN: Prometheus' own opinion, because there is no promtool");
             }
             Ok(output) => {
-                let told = [output.stdout, output.stderr].concat();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&told));
+                let printed = [output.stdout, output.stderr].concat();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What engines report, and what becomes of it.
+//! Reported block sizes, and their effect on settings, hashes and warnings.
 
 use super::*;
 use crate::proxy::gateway::Gateway;
@@ -54,41 +54,49 @@ fn start(settings: Settings) -> (Arc<PodRegistry>, Runtime) {
 
 fn report(registry: &PodRegistry, pod: usize, size: usize) {
     let page = format!("vllm:cache_config_info{{block_size=\"{size}\"}} 1.0\n");
-    registry.note_block_size(&url(pod), Some(&page));
+    registry.record_block_size(&url(pod), Some(&page));
 }
 
 /// Tokens that are whole blocks of every size here.
 const WHOLE: usize = 192;
 
-/// The size of `m` in the settings, by which its prompts are hashed too, and the events of its first pod translated.
+/// The size of `m` in the settings. Checks that its prompts are hashed and the events of its first
+/// pod are decoded by the same size.
 fn size(registry: &PodRegistry) -> BlockSize {
     let source = registry.events().attach("push", Capabilities::default());
     let pod = registry.snapshot().entries()[0].pod.clone();
     let mut batch = Box::<WireBatch>::default();
     batch.push(WireEvent::Stored(WireStored::plain(&[EngineHash(1)], None, &[7; WHOLE])));
-    let said = SourceMessage::Batch { heading: BatchId::default(), via: Delivery::Live, batch };
-    let heard = SourceSignal::Of(pod.facts().name.as_str().into(), said);
-    registry.events().hear(&mut registry.index().writer(), &source, heard, registry.now());
+    let message = SourceMessage::Batch { heading: BatchId::default(), via: Delivery::Live, batch };
+    let signal = SourceSignal::Of(pod.facts().name.as_str().into(), message);
+    registry.events().hear(&mut registry.index().writer(), &source, signal, registry.now());
 
-    let (routing, mut chain, mut answer) = (registry.routes(), Vec::new(), Depths::default());
+    let routing = registry.routes();
+    let mut chain = Vec::new();
+    let mut depths = Depths::default();
     let hasher = routing.models().find(&"m".into()).unwrap().hasher();
     let root = registry.settings().key.root(&Scope::model("m"));
     hasher.hash_tokens(&[7; WHOLE], root, &mut chain);
-    registry.index().reader().lookup(&chain, &mut answer);
+    registry.index().reader().lookup(&chain, &mut depths);
     let size = registry.settings().models[0].block_size;
     assert_eq!(hasher.block_size(), size.tokens());
-    assert_eq!(answer.depth(pod.slot()) * size.tokens().get(), WHOLE, "what it said is found");
+    assert_eq!(
+        depths.depth(pod.slot()) * size.tokens().get(),
+        WHOLE,
+        "the stored blocks are found"
+    );
     size
 }
 
 fn mismatches(registry: &PodRegistry) -> Vec<Option<String>> {
-    let (snapshot, settings) = (registry.snapshot(), registry.settings());
+    let snapshot = registry.snapshot();
+    let settings = registry.settings();
     let shown = |entry| mismatch(entry, snapshot.entries(), &settings).map(|it| it.to_string());
     snapshot.entries().iter().map(shown).collect()
 }
 
 #[test]
-fn without_a_configured_size_the_engines_size_counts() {
+fn without_a_configured_size_the_reported_one_is_used() {
     let (registry, _runtime) = start(settings(1, vec![model("m", BlockSize::default())]));
     assert_eq!(size(&registry), BlockSize::Unasked(tokens(16)));
     report(&registry, 0, 32);
@@ -97,7 +105,7 @@ fn without_a_configured_size_the_engines_size_counts() {
 }
 
 #[test]
-fn engines_of_different_sizes_have_the_greatest_divisor_and_it_never_grows() {
+fn different_reported_sizes_give_their_common_divisor_which_never_grows() {
     let (registry, _runtime) = start(settings(3, vec![model("m", BlockSize::default())]));
     for (pod, reported, common) in [(0, 32, 32), (1, 48, 16), (2, 64, 16)] {
         report(&registry, pod, reported);
@@ -106,35 +114,39 @@ fn engines_of_different_sizes_have_the_greatest_divisor_and_it_never_grows() {
     let name = registry.snapshot().entries()[1].pod.facts().name.to_string();
     assert!(registry.remove_pod(&name));
     report(&registry, 2, 128);
-    assert_eq!(size(&registry), BlockSize::Reported(tokens(16)), "it may come back");
-    assert_eq!(mismatches(&registry), [None, None], "nobody configured it");
+    assert_eq!(
+        size(&registry),
+        BlockSize::Reported(tokens(16)),
+        "the removed engine may come back"
+    );
+    assert_eq!(mismatches(&registry), [None, None], "no size is configured");
 }
 
 #[test]
-fn an_engine_that_reports_nothing_leaves_the_size_as_assumed_until_another_reports() {
+fn the_default_is_assumed_until_an_engine_reports_a_size() {
     let (registry, _runtime) = start(settings(2, vec![model("m", BlockSize::default())]));
-    registry.note_block_size(&url(0), None);
+    registry.record_block_size(&url(0), None);
     assert_eq!(size(&registry), BlockSize::Assumed(tokens(16)));
-    registry.note_block_size(&url(0), Some("vllm:num_requests_waiting 0\n"));
+    registry.record_block_size(&url(0), Some("vllm:num_requests_waiting 0\n"));
     assert_eq!(size(&registry), BlockSize::Assumed(tokens(16)));
     report(&registry, 1, 64);
     assert_eq!(size(&registry), BlockSize::Reported(tokens(64)));
-    registry.note_block_size(&url(1), None);
-    assert_eq!(size(&registry), BlockSize::Reported(tokens(64)), "one miss is no news");
+    registry.record_block_size(&url(1), None);
+    assert_eq!(size(&registry), BlockSize::Reported(tokens(64)), "a missed scrape changes nothing");
 }
 
 #[test]
-fn a_configured_size_stays_and_only_engines_that_predictions_are_off_for_are_told_of() {
-    let off = |most: usize, cure: usize| {
+fn a_configured_size_stays_and_only_affected_engines_have_a_mismatch() {
+    let off = |most: usize, recommended: usize| {
         format!(
-            "predictions for this pod are off by less than {most} tokens; set `block_size` of model `m` to {cure}, or \
-             --block-size {cure}, unless other engines of the model have smaller blocks"
+            "predictions for this pod are off by less than {most} tokens; set `block_size` of model `m` to {recommended}, or \
+             --block-size {recommended}, unless other engines of the model have smaller blocks"
         )
     };
-    let refused = |cure: usize| {
+    let refused = |recommended: usize| {
         format!(
-            "its cache events cannot be cut into the index's blocks and are refused; set `block_size` of model `m` to \
-             {cure}, or --block-size {cure}"
+            "its cache events do not align with the index's blocks and are refused; set `block_size` of model `m` to \
+             {recommended}, or --block-size {recommended}"
         )
     };
     for (configured, engines, expected) in [
@@ -146,31 +158,31 @@ fn a_configured_size_stays_and_only_engines_that_predictions_are_off_for_are_tol
         (16, [16, 32], [None, None]),
         (8, [16, 32], [Some(off(16, 16)), Some(off(32, 16))]),
     ] {
-        let its = BlockSize::Configured(tokens(configured));
-        let (registry, _runtime) = start(settings(2, vec![model("m", its)]));
+        let configured_size = BlockSize::Configured(tokens(configured));
+        let (registry, _runtime) = start(settings(2, vec![model("m", configured_size)]));
         for (pod, engine) in engines.into_iter().enumerate() {
             report(&registry, pod, engine);
         }
-        assert_eq!(size(&registry), its);
+        assert_eq!(size(&registry), configured_size);
         assert_eq!(mismatches(&registry), expected, "{configured} {engines:?}");
     }
 }
 
 #[test]
-fn a_pod_without_events_has_none_that_are_refused() {
+fn the_mismatch_of_a_pod_without_events_names_no_refused_events() {
     let mut settings = settings(1, vec![model("m", BlockSize::Configured(tokens(32)))]);
     settings.pods[0].events = None;
     let (registry, _runtime) = start(settings);
     report(&registry, 0, 16);
-    let told = mismatches(&registry)[0].clone().unwrap();
+    let shown = mismatches(&registry)[0].clone().unwrap();
     assert!(
-        told.starts_with("predictions for this pod are off by less than 32 tokens; "),
-        "{told}"
+        shown.starts_with("predictions for this pod are off by less than 32 tokens; "),
+        "{shown}"
     );
 }
 
 #[test]
-fn an_engine_that_was_restarted_with_another_size_counts_by_that() {
+fn a_restarted_engine_is_compared_by_its_new_size() {
     let size = BlockSize::Configured(tokens(16));
     let (registry, _runtime) = start(settings(1, vec![model("m", size)]));
     report(&registry, 0, 16);
@@ -182,12 +194,12 @@ fn an_engine_that_was_restarted_with_another_size_counts_by_that() {
 }
 
 #[test]
-fn what_was_reported_stays_under_a_new_configuration_and_is_known_of_a_model_that_it_lists_first() {
+fn a_reported_size_survives_a_reload_and_applies_to_a_newly_listed_model() {
     let [m, n] = ["m", "n"].map(|name| model(name, BlockSize::default()));
     let mut first = settings(1, vec![n.clone()]);
     first.pods[0].facts.models.clear();
     let (registry, _runtime) = start(first.clone());
-    registry.introduce(&url(0), &Arc::from([json!({"id": "m"})]));
+    registry.set_models(&url(0), &Arc::from([json!({"id": "m"})]));
     report(&registry, 0, 32);
     let block_size = |at: usize| registry.settings().models[at].block_size;
     assert_eq!(block_size(0), BlockSize::default(), "the pod serves another model");
@@ -202,12 +214,17 @@ fn what_was_reported_stays_under_a_new_configuration_and_is_known_of_a_model_tha
 }
 
 #[test]
-fn a_checkpoint_is_read_by_the_size_that_it_was_written_by_unless_another_is_configured() {
+fn the_size_of_a_checkpoint_is_restored_unless_another_is_configured() {
     let record = |model: &str, block_size| {
         let root = Settings::default().key.root(&Scope::model(model));
         let naming = BlockIdentity { root, block_size, names: BlockIdScheme::default() };
-        let (memo, partial_groups, items) = (ResumePoint::default(), Vec::new(), Vec::new());
-        PodCheckpoint { pod: "a".into(), naming, memo, partial_groups, items }
+        PodCheckpoint {
+            pod: "a".into(),
+            naming,
+            memo: ResumePoint::default(),
+            partial_groups: Vec::new(),
+            items: Vec::new(),
+        }
     };
     let configured = BlockSize::Configured(tokens(16));
     let models = vec![
@@ -216,7 +233,7 @@ fn a_checkpoint_is_read_by_the_size_that_it_was_written_by_unless_another_is_con
         model("o", BlockSize::default()),
     ];
     let mut settings = settings(1, models);
-    recall(&mut settings, &[record("n", 64), record("m", 32)]);
+    restore(&mut settings, &[record("n", 64), record("m", 32)]);
     let sizes: Vec<_> = settings.models.iter().map(|model| model.block_size).collect();
     assert_eq!(sizes, [BlockSize::Unasked(tokens(32)), configured, BlockSize::default()]);
 }

@@ -1,71 +1,72 @@
-//! What one finder has found so far, and what must change for it to be there.
+//! The pods that one watcher has found, and the changes that bring its pods in line with them.
 //!
-//! A finder owns the pods it brought, and only those: a pod of the configuration or of the admin plane is
-//! never touched by it. A look that fails changes nothing. A pod that is missing once may be missing by
-//! chance, since resolvers leave records out now and then; one that is missing twice has gone. What was found
-//! is compared with what came, not with what was found before: so a pod that could not come comes later.
+//! A watcher owns the pods that it added, and only those. A failed poll changes nothing. Resolvers
+//! omit records now and then, so a pod must be missing from two DNS answers in a row before it is
+//! removed. The pods found are compared with the pods added, not with those of the previous poll,
+//! so a pod that was refused is added later.
 
 use wornpath_config::PodConfig;
 
-/// Looks in a row that a pod must be missing from.
-const GONE_AFTER: u32 = 2;
+/// Answers in a row that must lack a pod before it is removed, if they are lossy.
+const REMOVE_AFTER: u32 = 2;
 
-/// The pods of one finder.
+/// The pods of one watcher.
 #[derive(Clone, Debug, Default)]
 pub struct DiscoveredPods {
+    /// Each with the number of answers in a row that lacked it.
     pods: Vec<(PodConfig, u32)>,
 }
 
-/// What is to be done. All that goes must go before anything comes: pods may have swapped their addresses.
+/// Changes to apply: all removals first, since pods may have swapped addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodDiff {
-    /// Pods that have gone, or are known otherwise than they came.
-    pub going: Vec<PodConfig>,
-    /// Pods that are there and have not come yet, or not like this.
-    pub coming: Vec<PodConfig>,
+    /// Pods that disappeared, or whose description changed.
+    pub removed: Vec<PodConfig>,
+    /// Pods that are new, or whose description changed.
+    pub added: Vec<PodConfig>,
 }
 
-/// How sure a finder is that what it does not see is not there.
+/// Whether a listing can be trusted to contain every pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DiscoveredPod {
-    /// What is missing has gone: a file was written as it is.
-    Sharp,
-    /// What is missing may be there all the same: a name server's answer.
-    Blurred,
+pub enum Completeness {
+    /// A pod that is missing is gone: a file.
+    Complete,
+    /// A pod may be missing by chance: an answer of a DNS resolver.
+    Lossy,
 }
 
 impl DiscoveredPods {
-    /// Exactly `request_trace` are there now, as far as can be seen.
-    pub fn look(&mut self, seen: &[PodConfig], sight: DiscoveredPod) {
-        let patience = if sight == DiscoveredPod::Sharp { 1 } else { GONE_AFTER };
+    /// Replaces the pods by those of a new listing.
+    pub fn update(&mut self, listed: &[PodConfig], completeness: Completeness) {
+        let remove_after = if completeness == Completeness::Complete { 1 } else { REMOVE_AFTER };
         self.pods.retain_mut(|(known, missing)| {
-            match seen.iter().find(|pod| pod.name == known.name) {
+            match listed.iter().find(|pod| pod.name == known.name) {
                 Some(pod) => {
                     *missing = 0;
                     known.clone_from(pod);
                 }
                 None => *missing += 1,
             }
-            *missing < patience
+            *missing < remove_after
         });
-        for pod in seen {
+        for pod in listed {
             if self.pods().all(|known| known.name != pod.name) {
                 self.pods.push((pod.clone(), 0));
             }
         }
     }
 
-    /// What must change where exactly `came` have come.
+    /// The changes that turn the `current` pods of the watcher into those found.
     #[must_use]
-    pub fn changes(&self, came: &[PodConfig]) -> PodDiff {
+    pub fn diff(&self, current: &[PodConfig]) -> PodDiff {
         let is_found = |pod: &&PodConfig| self.pods().any(|found| found == *pod);
         PodDiff {
-            going: came.iter().filter(|pod| !is_found(pod)).cloned().collect(),
-            coming: self.pods().filter(|pod| !came.contains(pod)).cloned().collect(),
+            removed: current.iter().filter(|pod| !is_found(pod)).cloned().collect(),
+            added: self.pods().filter(|pod| !current.contains(pod)).cloned().collect(),
         }
     }
 
-    /// The pods that are there.
+    /// The pods found so far.
     pub fn pods(&self) -> impl Iterator<Item = &PodConfig> {
         self.pods.iter().map(|(pod, _)| pod)
     }
@@ -84,50 +85,50 @@ mod tests {
     }
 
     #[test]
-    fn pods_come_and_go_with_a_file_at_once() {
+    fn a_complete_listing_adds_and_removes_pods_at_once() {
         let mut found = DiscoveredPods::default();
         let [a, b, c] = [pod("a", 1), pod("b", 2), pod("c", 3)];
-        found.look(&[a.clone(), b.clone()], DiscoveredPod::Sharp);
-        found.look(&[b.clone(), c.clone()], DiscoveredPod::Sharp);
-        let changes = found.changes(&[a.clone(), b.clone()]);
-        assert_eq!(changes, PodDiff { going: vec![a], coming: vec![c.clone()] });
+        found.update(&[a.clone(), b.clone()], Completeness::Complete);
+        found.update(&[b.clone(), c.clone()], Completeness::Complete);
+        let changes = found.diff(&[a.clone(), b.clone()]);
+        assert_eq!(changes, PodDiff { removed: vec![a], added: vec![c.clone()] });
         let mut labelled = b.clone();
         labelled.labels.push(("x".into(), "y".into()));
-        found.look(&[labelled.clone(), c.clone()], DiscoveredPod::Sharp);
-        let changes = found.changes(&[b.clone(), c]);
-        assert_eq!(changes, PodDiff { going: vec![b], coming: vec![labelled] });
+        found.update(&[labelled.clone(), c.clone()], Completeness::Complete);
+        let changes = found.diff(&[b.clone(), c]);
+        assert_eq!(changes, PodDiff { removed: vec![b], added: vec![labelled] });
     }
 
     #[test]
-    fn pods_that_swap_their_addresses_both_go_before_either_comes() {
+    fn pods_that_swap_addresses_are_both_removed_before_either_is_added() {
         let mut found = DiscoveredPods::default();
-        found.look(&[pod("a", 2), pod("b", 1)], DiscoveredPod::Sharp);
-        let changes = found.changes(&[pod("a", 1), pod("b", 2)]);
-        assert_eq!(changes.going, [pod("a", 1), pod("b", 2)]);
-        assert_eq!(changes.coming, [pod("a", 2), pod("b", 1)]);
+        found.update(&[pod("a", 2), pod("b", 1)], Completeness::Complete);
+        let changes = found.diff(&[pod("a", 1), pod("b", 2)]);
+        assert_eq!(changes.removed, [pod("a", 1), pod("b", 2)]);
+        assert_eq!(changes.added, [pod("a", 2), pod("b", 1)]);
     }
 
     #[test]
-    fn what_could_not_come_is_to_come_until_it_has() {
+    fn a_pod_stays_to_be_added_until_it_is_added() {
         let mut found = DiscoveredPods::default();
-        found.look(&[pod("a", 1)], DiscoveredPod::Sharp);
+        found.update(&[pod("a", 1)], Completeness::Complete);
         for _ in 0..2 {
-            assert_eq!(found.changes(&[]).coming, [pod("a", 1)]);
+            assert_eq!(found.diff(&[]).added, [pod("a", 1)]);
         }
-        assert_eq!(found.changes(&[pod("a", 1)]), PodDiff { going: vec![], coming: vec![] });
+        assert_eq!(found.diff(&[pod("a", 1)]), PodDiff { removed: vec![], added: vec![] });
     }
 
     #[test]
-    fn a_record_that_is_left_out_once_removes_nobody() {
+    fn a_record_missing_from_one_lossy_answer_removes_no_pod() {
         let mut found = DiscoveredPods::default();
         let [a, b] = [pod("a", 1), pod("b", 2)];
-        found.look(&[a.clone(), b.clone()], DiscoveredPod::Blurred);
-        found.look(std::slice::from_ref(&a), DiscoveredPod::Blurred);
+        found.update(&[a.clone(), b.clone()], Completeness::Lossy);
+        found.update(std::slice::from_ref(&a), Completeness::Lossy);
         assert_eq!(names(&found), ["a", "b"]);
-        found.look(&[a.clone(), b], DiscoveredPod::Blurred);
-        found.look(std::slice::from_ref(&a), DiscoveredPod::Blurred);
-        assert_eq!(names(&found), ["a", "b"], "it was there in between");
-        found.look(&[a], DiscoveredPod::Blurred);
+        found.update(&[a.clone(), b], Completeness::Lossy);
+        found.update(std::slice::from_ref(&a), Completeness::Lossy);
+        assert_eq!(names(&found), ["a", "b"], "it was listed in between");
+        found.update(&[a], Completeness::Lossy);
         assert_eq!(names(&found), ["a"]);
     }
 }

@@ -1,8 +1,9 @@
-//! How pods come that nobody listed, and how pods are besides what the router sent them.
+//! Discovery: pods that the configuration does not list, and state that only engines and brokers
+//! know.
 //!
-//! Finders look at files and names and bring pods ([`diff`], [`ownership`], [`watcher`]); readers ask engines for
-//! their own figures, slowly ([`backoff`]); and events come from sidecars and brokers ([`sources`]).
-//! What decides is pure; this file, [`watcher`], [`reader`] and [`sources`] do the asking.
+//! Watchers read files and DNS names and add pods ([`diff`], [`watcher`]); the scraper reads the
+//! engines' own metrics with a backoff ([`backoff`], [`reader`]); and [`sources`] receives the
+//! events of sidecars and brokers. [`diff`] and [`backoff`] are pure; the other files do the I/O.
 
 mod backoff;
 mod diff;
@@ -16,9 +17,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 pub use backoff::{ScrapeBackoff, ScrapeReading};
-pub use diff::{DiscoveredPod, DiscoveredPods, PodDiff};
-pub use reader::read_engines;
-pub use sources::{read_brokers, take_pushes};
+pub use diff::{Completeness, DiscoveredPods, PodDiff};
+pub use reader::scrape_engines;
+pub use sources::{consume_brokers, serve_pushes};
 
 use crate::fleet::ownership::PodOwner;
 use crate::fleet::reload::RunningConfig;
@@ -27,119 +28,137 @@ use crate::watchdog::heartbeat::named;
 use watcher::Watcher;
 use wornpath_config::{Config, DiscoveryConfig};
 
-/// Looks for pods in every way that is configured, for as long as it is polled.
+/// Runs all configured watchers; never returns.
 ///
-/// With every configuration that takes over all finders look at once: a pod that could not come by the old one
-/// may come by the new one. A finder that is still there goes on with what it knows, and the pods of one that
-/// is not stay until all others have looked: one of them may find them too.
-pub async fn find_pods(running: Arc<RunningConfig>) {
-    let (mut seekers, mut count) = (Vec::new(), 0);
-    // Whoever looked before a bug ended that. What they found stays until it can be looked for again.
-    let mut must_see = running.roll().abandon_all();
+/// Every applied configuration makes all watchers poll at once: a pod that the old one refused may
+/// be valid now. A watcher that is still configured keeps its state. The pods of one that is not
+/// stay until all others have polled, since one of them may find them too.
+pub async fn discover_pods(running: Arc<RunningConfig>) {
+    let mut watchers = Vec::new();
+    let mut created = 0;
+    // This task restarts after a panic. The pods found before stay until their sources can be read
+    // again.
+    let mut must_see = running.ownership().orphan_all();
     loop {
         let config = running.config();
-        let (stay, former) = assign(config.finders(), seekers, &mut count);
-        former.iter().for_each(|seeker| running.roll().abandon(seeker.bringer()));
-        let mut looking = JoinSet::new();
-        let (first_look, mut first_looks) = mpsc::channel::<()>(1);
-        for seeker in stay {
-            let (running, config) = (Arc::clone(&running), Arc::clone(&config));
-            let follow = follow((running, config), seeker, first_look.clone(), must_see);
-            looking.spawn(named("pod discovery", follow));
+        let assigned = assign(config.finders(), watchers, &mut created);
+        assigned.removed.iter().for_each(|watcher| running.ownership().orphan(watcher.owner()));
+        let mut polling = JoinSet::new();
+        let (first_poll, mut first_polls) = mpsc::channel::<()>(1);
+        for watcher in assigned.active {
+            let poll = WatcherTask {
+                running: Arc::clone(&running),
+                config: Arc::clone(&config),
+                watcher,
+                must_see,
+            };
+            polling.spawn(named("pod discovery", poll.run(first_poll.clone())));
         }
         must_see = false;
-        drop(first_look);
-        let settled = async {
-            // Nothing is ever sent: it ends when everybody who has looked has dropped their end.
-            first_looks.recv().await;
-            // Another configuration ends looks halfway; then those who look by it find what stays.
+        drop(first_poll);
+        let release_orphans = async {
+            // Nothing is ever sent: the channel closes when every watcher has polled once.
+            first_polls.recv().await;
+            // A new configuration interrupts polls; then the watchers of that one decide which pods
+            // stay.
             if Arc::ptr_eq(&running.config(), &config) {
-                release_all(&running, PodOwner::FormerFinder);
+                release_all(&running, PodOwner::Orphaned);
             }
         };
-        (seekers, ()) = tokio::join!(until_replaced(&running, &config, &mut looking), settled);
-        seekers.extend(looking.join_all().await);
+        (watchers, ()) =
+            tokio::join!(until_replaced(&running, &config, &mut polling), release_orphans);
+        watchers.extend(polling.join_all().await);
     }
 }
 
-/// Waits until another configuration runs; who has ended by then. A finder that breaks off breaks all off, so that all
-/// begin again.
+/// Waits until another configuration is in force, and returns the watchers that have stopped by
+/// then. A panic of one watcher is propagated, so that all of them restart.
 async fn until_replaced(
     running: &RunningConfig,
     config: &Arc<Config>,
-    looking: &mut JoinSet<Watcher>,
+    polling: &mut JoinSet<Watcher>,
 ) -> Vec<Watcher> {
-    let mut ended = Vec::new();
+    let mut stopped = Vec::new();
     let replaced = replaced(running, config);
     tokio::pin!(replaced);
     loop {
         tokio::select! {
             biased;
-            () = &mut replaced => return ended,
-            Some(joined) = looking.join_next() => match joined {
-                Ok(seeker) => ended.push(seeker),
-                Err(broken) => std::panic::resume_unwind(broken.into_panic()),
+            () = &mut replaced => return stopped,
+            Some(joined) = polling.join_next() => match joined {
+                Ok(watcher) => stopped.push(watcher),
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
         }
     }
 }
 
-/// Who seeks by each of `finders`, if need be somebody new; and who did and does no longer. `count` is how many
-/// there ever were.
-fn assign(
-    finders: &[DiscoveryConfig],
-    mut before: Vec<Watcher>,
-    count: &mut usize,
-) -> (Vec<Watcher>, Vec<Watcher>) {
-    let mut seekers = Vec::new();
-    for finder in finders.iter().cloned() {
-        match before.iter().position(|seeker| seeker.finds_as(&finder)) {
-            Some(at) => seekers.push(before.swap_remove(at).at_pace_of(finder)),
+/// The watchers of a configuration.
+struct Assigned {
+    /// One for each configured source.
+    active: Vec<Watcher>,
+    /// Those whose source is no longer configured.
+    removed: Vec<Watcher>,
+}
+
+/// Assigns a watcher to each configured source, an existing one where possible. `created` counts
+/// all watchers ever made, so that each has a number of its own.
+fn assign(sources: &[DiscoveryConfig], mut before: Vec<Watcher>, created: &mut usize) -> Assigned {
+    let mut active = Vec::new();
+    for source in sources.iter().cloned() {
+        match before.iter().position(|watcher| watcher.has_source(&source)) {
+            Some(at) => active.push(before.swap_remove(at).with_interval_of(source)),
             None => {
-                seekers.push(Watcher::new(*count, finder));
-                *count += 1;
+                active.push(Watcher::new(*created, source));
+                *created += 1;
             }
         }
     }
-    (seekers, before)
+    Assigned { active, removed: before }
 }
 
-/// Looks again and again until another configuration runs. `first` is dropped after the first look, or if it must have
-/// seen something once it has.
-async fn follow(
-    (running, config): (Arc<RunningConfig>, Arc<Config>),
-    mut seeker: Watcher,
-    first: mpsc::Sender<()>,
+/// A watcher that polls its source until another configuration is in force.
+struct WatcherTask {
+    running: Arc<RunningConfig>,
+    config: Arc<Config>,
+    watcher: Watcher,
+    /// Whether the first poll counts only once it has succeeded.
     must_see: bool,
-) -> Watcher {
-    let looks = async {
-        let mut first = Some(first);
-        loop {
-            seeker.look(&running).await;
-            if seeker.has_seen() || !must_see {
-                drop(first.take());
-            }
-            tokio::time::sleep(seeker.every()).await;
-        }
-    };
-    tokio::select! {
-        () = looks => {}
-        () = replaced(&running, &config) => {}
-    }
-    seeker
 }
 
-/// Waits until another configuration than `config` runs.
+impl WatcherTask {
+    /// Drops `first_poll` after the first poll that counts.
+    async fn run(self, first_poll: mpsc::Sender<()>) -> Watcher {
+        let Self { running, config, mut watcher, must_see } = self;
+        let polls = async {
+            let mut first_poll = Some(first_poll);
+            loop {
+                watcher.poll(&running).await;
+                if watcher.has_seen() || !must_see {
+                    drop(first_poll.take());
+                }
+                tokio::time::sleep(watcher.interval()).await;
+            }
+        };
+        tokio::select! {
+            () = polls => {}
+            () = replaced(&running, &config) => {}
+        }
+        watcher
+    }
+}
+
+/// Waits until another configuration than `config` is in force.
 async fn replaced(running: &RunningConfig, config: &Arc<Config>) {
     let mut changes = running.changes();
     while Arc::ptr_eq(&running.config(), config) {
-        changes.changed().await.expect("`running` holds the other end");
+        changes.changed().await.expect("`running` holds the sender");
     }
 }
 
-fn release_all(running: &RunningConfig, bringer: PodOwner) {
-    for pod in running.roll().brought_by(bringer) {
-        running.release(bringer, &pod.name);
-        tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found");
+fn release_all(running: &RunningConfig, owner: PodOwner) {
+    for pod in running.ownership().owned_by(owner) {
+        running.release(owner, &pod.name);
+        tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
     }
 }

@@ -1,4 +1,4 @@
-//! Reads engines' own metrics, each at its own pace.
+//! The scraper: reads the engines' metrics pages, each at the interval of its own backoff.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::fleet::snapshot::PodEntry;
 use crate::observe::metrics::Scrape;
 use crate::watchdog::heartbeat::named;
 
-/// How often it is looked for engines whose turn it is.
+/// Interval between two checks for engines that are due.
 const TICK: Duration = Duration::from_millis(250);
-const WITHIN: Duration = Duration::from_secs(2);
-/// Readings at a time.
-const MOST: usize = 32;
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Concurrent scrapes.
+const MAX_CONCURRENT: usize = 32;
 
-/// Reads the metrics of every engine into its vitals, for as long as it is polled.
-pub async fn read_engines(running: Arc<RunningConfig>) {
+/// Scrapes every engine and stores its load in the pods' vitals; never returns.
+pub async fn scrape_engines(running: Arc<RunningConfig>) {
     let mut due: HashMap<String, (Instant, ScrapeBackoff)> = HashMap::new();
     let mut tick = Instant::now();
     loop {
@@ -30,31 +30,35 @@ pub async fn read_engines(running: Arc<RunningConfig>) {
         tick = Instant::now() + TICK;
         let engines = engines(&running);
         due.retain(|url, _| engines.iter().any(|entry| entry.settings.url == *url));
-        let mut reading = JoinSet::new();
+        let mut scrapes = JoinSet::new();
         for entry in &engines {
             let url = &entry.settings.url;
             let (at, _) = due.entry(url.clone()).or_insert((tick, ScrapeBackoff::default()));
-            if *at <= tick && reading.len() < MOST {
-                let (url, entry) = (url.clone(), entry.clone());
+            if *at <= tick && scrapes.len() < MAX_CONCURRENT {
+                let url = url.clone();
+                let entry = entry.clone();
                 let reach = Arc::clone(&running.pods().settings().reach);
-                reading.spawn(named("engine metrics", async move {
-                    (url, timeout(WITHIN, metrics_page(&entry, &reach)).await.ok().flatten())
+                scrapes.spawn(named("engine metrics", async move {
+                    (
+                        url,
+                        timeout(SCRAPE_TIMEOUT, metrics_page(&entry, &reach)).await.ok().flatten(),
+                    )
                 }));
             }
         }
-        while let Some(read) = reading.join_next().await {
-            let Ok((url, page)) = read else { continue };
-            let reading = take_in(&running, &url, page.as_deref());
-            let Some((at, pace)) = due.get_mut(&url) else { continue };
-            if pace.note(reading) {
-                forget(&running, &url);
+        while let Some(scraped) = scrapes.join_next().await {
+            let Ok((url, page)) = scraped else { continue };
+            let reading = apply_page(&running, &url, page.as_deref());
+            let Some((at, backoff)) = due.get_mut(&url) else { continue };
+            if backoff.record(reading) {
+                clear_report(&running, &url);
             }
-            *at = Instant::now() + pace.wait(engines.len());
+            *at = Instant::now() + backoff.interval(engines.len());
         }
     }
 }
 
-/// One pod of every address.
+/// One pod for each address.
 fn engines(running: &RunningConfig) -> Vec<PodEntry> {
     let mut engines: Vec<PodEntry> = Vec::new();
     for entry in running.pods().snapshot().entries() {
@@ -65,12 +69,13 @@ fn engines(running: &RunningConfig) -> Vec<PodEntry> {
     engines
 }
 
-/// Reports what a page says to every pod behind the endpoint.
-fn take_in(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeReading {
-    let (mut result, mut is_busy) = (Scrape::Missed, false);
+/// Applies a metrics page to all pods behind an address; the ranks of an engine share one.
+fn apply_page(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeReading {
+    let mut result = Scrape::Missed;
+    let mut is_busy = false;
     if let Some(page) = page {
-        // The engine may have been restarted with another.
-        running.pods().note_block_size(url, Some(page));
+        // The engine may have been restarted with another block size.
+        running.pods().record_block_size(url, Some(page));
     }
     let snapshot = running.pods().snapshot();
     for entry in snapshot.entries().iter().filter(|entry| entry.settings.url == url) {
@@ -94,8 +99,8 @@ fn take_in(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeRead
     }
 }
 
-/// What was reported long ago says nothing any more.
-fn forget(running: &RunningConfig, url: &str) {
+/// Discards a report that is too old to be useful.
+fn clear_report(running: &RunningConfig, url: &str) {
     for entry in
         running.pods().snapshot().entries().iter().filter(|entry| entry.settings.url == url)
     {

@@ -1,97 +1,105 @@
-//! One finder at work: where it looks, what it has found, and what could not come yet.
+//! A discovery watcher: polls one file or DNS name, and adds and removes pods accordingly.
+//!
+//! A poll that fails changes nothing. A pod that cannot be added is retried with every poll.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::fleet::discovery::diff::{DiscoveredPod, DiscoveredPods, PodDiff};
-use crate::fleet::ownership::PodOwner;
+use crate::fleet::discovery::diff::{Completeness, DiscoveredPods, PodDiff};
+use crate::fleet::ownership::{PodOwner, is_same};
 use crate::fleet::reload::{AddPodError, RunningConfig};
 use crate::fleet::snapshot::PodEntry;
 use wornpath_config::{Config, DiscoveryConfig, FileState, FileWatch, PodConfig, RelativePaths};
 
-/// A finder, and what it remembers from one look to the next.
+/// One configured source of pods, and the state kept between polls.
 pub(crate) struct Watcher {
-    finder: DiscoveryConfig,
-    bringer: PodOwner,
+    source: DiscoveryConfig,
+    owner: PodOwner,
     found: DiscoveredPods,
     has_seen: bool,
     file: PodFileState,
-    /// Why pods could not come the last time, so that each reason is told once and not with every look.
+    /// Why pods were refused at the last poll, so that each reason is logged once.
     refused: BTreeMap<String, String>,
 }
 
 impl Watcher {
-    /// One that has found nothing yet. No other has its number.
-    pub(crate) fn new(number: usize, finder: DiscoveryConfig) -> Self {
-        let (found, file, refused) =
-            (DiscoveredPods::default(), PodFileState::default(), BTreeMap::new());
-        let bringer = PodOwner::Finder(number);
-        Self { finder, bringer, found, has_seen: false, file, refused }
+    /// A watcher that has not polled yet. `number` is unique.
+    pub(crate) fn new(number: usize, source: DiscoveryConfig) -> Self {
+        Self {
+            source,
+            owner: PodOwner::Watcher(number),
+            found: DiscoveredPods::default(),
+            has_seen: false,
+            file: PodFileState::default(),
+            refused: BTreeMap::new(),
+        }
     }
 
-    /// As whom it brings pods.
-    pub(crate) const fn bringer(&self) -> PodOwner {
-        self.bringer
+    /// The owner of the pods that it adds.
+    pub(crate) const fn owner(&self) -> PodOwner {
+        self.owner
     }
 
-    /// How often it looks.
-    pub(crate) const fn every(&self) -> Duration {
-        match &self.finder {
+    /// The time between two polls.
+    pub(crate) const fn interval(&self) -> Duration {
+        match &self.source {
             DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. } => *every,
         }
     }
 
-    /// Whether it finds what `finder` would, however often either looks.
-    pub(crate) fn finds_as(&self, finder: &DiscoveryConfig) -> bool {
-        at_pace(self.finder.clone(), Duration::ZERO) == at_pace(finder.clone(), Duration::ZERO)
+    /// Whether `source` is its source, at whatever interval.
+    pub(crate) fn has_source(&self, source: &DiscoveryConfig) -> bool {
+        let without_interval =
+            |source: &DiscoveryConfig| at_interval(source.clone(), Duration::ZERO);
+        without_interval(&self.source) == without_interval(source)
     }
 
-    /// From now on it looks as often as `finder`, and remembers what it knows.
-    pub(crate) fn at_pace_of(self, finder: DiscoveryConfig) -> Self {
-        Self { finder, ..self }
+    /// Polls at the interval of `source` from now on, and keeps its state.
+    pub(crate) fn with_interval_of(self, source: DiscoveryConfig) -> Self {
+        Self { source, ..self }
     }
 
-    /// Looks once, and brings and releases pods accordingly. What could not come is tried again.
-    pub(crate) async fn look(&mut self, running: &RunningConfig) {
-        let (seen, sight) = match &self.finder {
+    /// Reads the source once, and adds and removes pods accordingly.
+    pub(crate) async fn poll(&mut self, running: &RunningConfig) {
+        let (listed, completeness) = match &self.source {
             DiscoveryConfig::File { path, .. } => {
-                (self.file.look(running, path), DiscoveredPod::Sharp)
+                (self.file.read(running, path), Completeness::Complete)
             }
             DiscoveryConfig::Dns { host, port, scheme, pod, .. } => {
-                (resolve((scheme, host, *port), pod).await, DiscoveredPod::Blurred)
+                (resolve(scheme, host, *port, pod).await, Completeness::Lossy)
             }
         };
-        if let Some(seen) = seen {
-            self.found.look(&seen, sight);
+        if let Some(listed) = listed {
+            self.found.update(&listed, completeness);
             self.has_seen = true;
         }
-        // A look that fails changes nothing, and least of all the first.
+        // A failed poll changes nothing; before the first success nothing is known.
         if self.has_seen {
-            self.settle(running);
+            self.reconcile(running);
         }
     }
 
-    /// Whether it ever saw where it looks.
+    /// Whether any poll has succeeded.
     pub(crate) const fn has_seen(&self) -> bool {
         self.has_seen
     }
 
-    fn settle(&mut self, running: &RunningConfig) {
-        let came = running.roll().brought_by(self.bringer);
-        let PodDiff { going, coming } = self.found.changes(&came);
+    fn reconcile(&mut self, running: &RunningConfig) {
+        let current = running.ownership().owned_by(self.owner);
+        let PodDiff { removed, added } = self.found.diff(&current);
         let former = running.pods().snapshot();
-        for pod in going {
-            running.release(self.bringer, &pod.name);
-            tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found like this");
+        for pod in removed {
+            running.release(self.owner, &pod.name);
+            tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
         }
         let mut refused = BTreeMap::new();
-        for pod in coming {
-            let Err(error) = bring(running, self.bringer, &pod, former.entries()) else { continue };
+        for pod in added {
+            let Err(error) = add(running, self.owner, &pod, former.entries()) else { continue };
             let reason = error.to_string();
             if self.refused.get(&pod.name) != Some(&reason) {
-                tracing::error!("a pod was found that cannot come, and is tried again: {reason}");
+                tracing::error!(pod = pod.name, reason, "discovered pod refused; retrying");
             }
             refused.insert(pod.name, reason);
         }
@@ -99,37 +107,34 @@ impl Watcher {
     }
 }
 
-const fn at_pace(mut finder: DiscoveryConfig, pace: Duration) -> DiscoveryConfig {
-    let (DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. }) = &mut finder;
-    *every = pace;
-    finder
+const fn at_interval(mut source: DiscoveryConfig, interval: Duration) -> DiscoveryConfig {
+    let (DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. }) = &mut source;
+    *every = interval;
+    source
 }
 
-/// Brings a pod, or takes it over from a finder that is no more: then nothing that is known of it is lost.
-fn bring(
+/// Adds a pod, or adopts it if it is an orphan: then it keeps all its state.
+fn add(
     running: &RunningConfig,
-    bringer: PodOwner,
+    owner: PodOwner,
     pod: &PodConfig,
     former: &[PodEntry],
 ) -> Result<(), AddPodError> {
-    if running.roll().adopt(bringer, pod) {
+    if running.ownership().adopt(owner, pod) {
         return Ok(());
     }
-    for former in running.roll().brought_by(PodOwner::FormerFinder) {
-        if former.name == pod.name || former.url == pod.url {
-            running.release(PodOwner::FormerFinder, &former.name);
+    for orphan in running.ownership().owned_by(PodOwner::Orphaned) {
+        if is_same(&orphan, pod) {
+            running.release(PodOwner::Orphaned, &orphan.name);
         }
     }
-    running.bring(bringer, pod, former)?;
-    tracing::info!(pod = pod.name, url = pod.url, "found a pod");
+    running.add_pod(owner, pod, former)?;
+    tracing::info!(pod = pod.name, url = pod.url, "pod discovered");
     Ok(())
 }
 
-/// Every address of a name as a pod. None if the name cannot be asked for: then nothing is known.
-async fn resolve(
-    (scheme, host, port): (&str, &str, u16),
-    pod: &PodConfig,
-) -> Option<Vec<PodConfig>> {
+/// One pod for each address of a DNS name; none if the lookup fails or is empty.
+async fn resolve(scheme: &str, host: &str, port: u16, pod: &PodConfig) -> Option<Vec<PodConfig>> {
     match tokio::net::lookup_host((host, port)).await {
         Ok(addresses) => {
             let mut all: Vec<_> = addresses.map(|address| address.to_string()).collect();
@@ -140,29 +145,29 @@ async fn resolve(
             (!all.is_empty()).then(|| all.iter().map(at).collect())
         }
         Err(error) => {
-            tracing::warn!(host, "cannot be resolved, its pods stay as they are: {error}");
+            tracing::warn!(host, %error, "DNS lookup failed; keeping known pods");
             None
         }
     }
 }
 
-/// A file of pods, read when it has changed, or what its pods may refer to has.
+/// A pod file, read when it or the configuration that its pods refer to has changed.
 #[derive(Default)]
 struct PodFileState {
     watch: Option<FileWatch>,
     last: Option<FileState>,
-    /// What it was checked against.
+    /// The configuration that its pods were checked against.
     checked_by: Option<Arc<Config>>,
 }
 
 impl PodFileState {
-    /// The pods in the file, if it is to be read and is good. A bad file changes nothing.
-    fn look(&mut self, running: &RunningConfig, path: &Path) -> Option<Vec<PodConfig>> {
+    /// The pods in the file; none if it is unchanged, unreadable or invalid.
+    fn read(&mut self, running: &RunningConfig, path: &Path) -> Option<Vec<PodConfig>> {
         let path = running
             .path()
             .map_or_else(|| path.to_owned(), |config| RelativePaths::new(config).path(path));
         let config = running.config();
-        if !self.is_to_be_read(FileState::at(std::slice::from_ref(&path)), &config) {
+        if !self.is_due(FileState::at(std::slice::from_ref(&path)), &config) {
             return None;
         }
         self.checked_by = Some(Arc::clone(&config));
@@ -170,24 +175,24 @@ impl PodFileState {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) => {
-                tracing::error!("{file} cannot be read, its pods stay as they are: {error}");
+                tracing::error!(file, %error, "pod file unreadable; keeping known pods");
                 return None;
             }
         };
         match config.check_pods(&file, &text) {
             Ok(pods) => Some(pods),
             Err(refused) => {
-                tracing::error!("{file} is refused, its pods stay as they are:\n{refused}");
+                tracing::error!(file, "pod file refused; keeping known pods:\n{refused}");
                 None
             }
         }
     }
 
-    fn is_to_be_read(&mut self, now: FileState, config: &Arc<Config>) -> bool {
+    fn is_due(&mut self, now: FileState, config: &Arc<Config>) -> bool {
         let is_checked = self.checked_by.as_ref().is_some_and(|by| Arc::ptr_eq(by, config));
-        // Also a new configuration is no reason to read what is just being written.
-        let is_at_rest = self.last.replace(now.clone()).is_none_or(|last| last == now);
+        // Even after a reload, a file that is being written is not read.
+        let is_stable = self.last.replace(now.clone()).is_none_or(|last| last == now);
         let watch = self.watch.get_or_insert_with(|| FileWatch::new(now.clone()));
-        watch.look(now) || (!is_checked && is_at_rest)
+        watch.look(now) || (!is_checked && is_stable)
     }
 }

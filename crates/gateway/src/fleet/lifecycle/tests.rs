@@ -1,4 +1,5 @@
-//! Who is who after a change: the same pod, the same engine in a new seat, or another.
+//! Identity of pods across changes: the same pod, the same engine in a new entry, or another
+//! engine.
 
 use super::*;
 use crate::proxy::gateway::Gateway;
@@ -19,7 +20,7 @@ fn model(name: &str) -> ModelSettings {
     ModelSettings { name: name.into(), block_size, tokenizer: None, aliases: Vec::new() }
 }
 
-/// A pod whose events are pushed; if no model is given, it is asked.
+/// A pod whose events are pushed; without models, it is queried for them.
 fn pushed(models: &[&str]) -> PodSettings {
     let mut pod = PodSettings::at(URL);
     pod.facts.models = models.iter().map(|name| (*name).into()).collect();
@@ -51,18 +52,20 @@ fn attach(registry: &PodRegistry) -> AttachedPod {
     registry.events().attach("push", Capabilities { snapshot: true, ..Capabilities::default() })
 }
 
-/// The pod says that it holds two blocks.
-fn say(registry: &PodRegistry, source: &AttachedPod) {
+/// Delivers an event by which the pod stores two blocks.
+fn store_two_blocks(registry: &PodRegistry, source: &AttachedPod) {
     let mut batch = Box::<WireBatch>::default();
-    let (hashes, tokens) = ([1, 2].map(EngineHash), [7; 32]);
+    let hashes = [1, 2].map(EngineHash);
+    let tokens = [7; 32];
     batch.push(WireEvent::Stored(WireStored::plain(&hashes, None, &tokens)));
-    let (heading, mut writer) = (BatchId::default(), registry.index().writer());
+    let heading = BatchId::default();
+    let mut writer = registry.index().writer();
     let pod: Arc<str> = entry(registry).pod.facts().name.as_str().into();
-    for said in
+    for message in
         [SourceMessage::Connected, SourceMessage::Batch { heading, via: Delivery::Live, batch }]
     {
-        let heard = SourceSignal::Of(Arc::clone(&pod), said);
-        registry.events().hear(&mut writer, source, heard, registry.now());
+        let signal = SourceSignal::Of(Arc::clone(&pod), message);
+        registry.events().hear(&mut writer, source, signal, registry.now());
     }
 }
 
@@ -71,9 +74,9 @@ fn blocks(registry: &PodRegistry) -> BlockDigest {
 }
 
 #[test]
-fn a_pod_that_another_source_speaks_of_comes_anew() {
+fn a_pod_with_another_event_source_gets_a_new_entry() {
     let (registry, _runtime) = start(settings(pushed(&["m"])));
-    say(&registry, &attach(&registry));
+    store_two_blocks(&registry, &attach(&registry));
     assert_eq!(blocks(&registry).count, 2);
     let before = entry(&registry).pod.id();
     registry.apply(settings(pushed(&["m"]))).unwrap();
@@ -85,9 +88,9 @@ fn a_pod_that_another_source_speaks_of_comes_anew() {
 }
 
 #[test]
-fn a_pod_that_comes_anew_at_the_same_address_is_up_and_loaded_as_it_was() {
+fn a_new_entry_at_the_same_address_keeps_health_and_load() {
     let (registry, _runtime) = start(settings(pushed(&[])));
-    registry.introduce(URL, &Arc::from([json!({"id": "m"})]));
+    registry.set_models(URL, &Arc::from([json!({"id": "m"})]));
     let before = entry(&registry);
     before.pod.vitals().set_health(Health::Up);
     let zmq = EventSource::ZeroMq("zmq://127.0.0.1:1".parse().unwrap());
@@ -97,37 +100,42 @@ fn a_pod_that_comes_anew_at_the_same_address_is_up_and_loaded_as_it_was() {
     assert!(Arc::ptr_eq(after.pod.vitals(), before.pod.vitals()));
     assert!(Arc::ptr_eq(&after.endpoint, &before.endpoint));
     assert_eq!(after.pod.vitals().health(), Health::Up);
-    assert_eq!(after.pod.facts().models[0], *"m", "it has said so before");
+    assert_eq!(after.pod.facts().models[0], *"m", "as it reported before");
     assert_eq!(after.pod.vitals().trust(), EventTrust::Unsure);
 
     let mut moved = PodSettings { url: "http://127.0.0.1:2".into(), ..pushed(&[]) };
     moved.facts.name = after.pod.facts().name.clone();
     registry.apply(settings(moved)).unwrap();
-    assert_eq!(entry(&registry).pod.vitals().health(), Health::Down, "another has its name");
+    assert_eq!(
+        entry(&registry).pod.vitals().health(),
+        Health::Down,
+        "another engine under the same name"
+    );
 }
 
 #[test]
-fn events_are_understood_by_the_model_that_a_pod_says_it_serves() {
-    let (told, _runtime) = start(settings(pushed(&["m2"])));
-    say(&told, &attach(&told));
-    let (asked, _other) = start(settings(pushed(&[])));
-    let source = attach(&asked);
-    say(&asked, &source);
-    assert_eq!((blocks(&told).count, blocks(&asked).count), (2, 2));
-    assert_ne!(blocks(&told), blocks(&asked));
-    asked.introduce(URL, &Arc::from([json!({"id": "m2"})]));
-    assert_eq!(blocks(&asked).count, 0, "what was said before meant something else");
-    say(&asked, &source);
-    assert_eq!(blocks(&told), blocks(&asked));
-    asked.introduce(URL, &Arc::from([json!({"id": "m2"}), json!({"id": "m", "parent": "m2"})]));
-    asked.apply(settings(pushed(&[]))).unwrap();
-    assert_eq!(blocks(&told), blocks(&asked), "the same again changes nothing");
+fn events_are_decoded_by_the_model_that_the_pod_reports() {
+    let (configured, _runtime) = start(settings(pushed(&["m2"])));
+    store_two_blocks(&configured, &attach(&configured));
+    let (discovered, _other) = start(settings(pushed(&[])));
+    let source = attach(&discovered);
+    store_two_blocks(&discovered, &source);
+    assert_eq!((blocks(&configured).count, blocks(&discovered).count), (2, 2));
+    assert_ne!(blocks(&configured), blocks(&discovered));
+    discovered.set_models(URL, &Arc::from([json!({"id": "m2"})]));
+    assert_eq!(blocks(&discovered).count, 0, "earlier events were decoded by another model");
+    store_two_blocks(&discovered, &source);
+    assert_eq!(blocks(&configured), blocks(&discovered));
+    discovered
+        .set_models(URL, &Arc::from([json!({"id": "m2"}), json!({"id": "m", "parent": "m2"})]));
+    discovered.apply(settings(pushed(&[]))).unwrap();
+    assert_eq!(blocks(&configured), blocks(&discovered), "the same again changes nothing");
 }
 
 #[test]
-fn how_long_events_may_be_silent_can_be_changed() {
+fn the_staleness_limit_of_events_can_be_changed() {
     let (registry, _runtime) = start(settings(pushed(&["m"])));
-    say(&registry, &attach(&registry));
+    store_two_blocks(&registry, &attach(&registry));
     let state = || {
         let later = registry.now() + Duration::from_secs(10);
         registry.events().status(later)[0].status.state
@@ -140,23 +148,23 @@ fn how_long_events_may_be_silent_can_be_changed() {
     soon.pods.clear();
     registry.apply(soon.clone()).unwrap();
     registry.apply(Settings { pods: vec![pushed(&["m"])], ..soon }).unwrap();
-    say(&registry, &attach(&registry));
-    assert_eq!(state(), FeedState::Stale, "also for those who come later");
+    store_two_blocks(&registry, &attach(&registry));
+    assert_eq!(state(), FeedState::Stale, "also for pods added later");
 }
 
 #[test]
-fn what_a_pod_adapts_its_models_by_is_what_is_configured_and_what_it_says() {
+fn adapters_are_those_configured_and_those_reported() {
     let cards = [json!({"id": "m"}), json!({"id": "sql", "parent": "m"})];
     for models in [&[][..], &["m"]] {
         let mut pod = pushed(models);
         pod.facts.loras = vec!["law".into(), "sql".into()];
-        let facts = introduced(&pod, &cards);
-        let words = |names: &[Name]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let facts = facts_with(&pod, &cards);
+        let strings = |names: &[Name]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
-            (words(&facts.models), words(&facts.loras)),
+            (strings(&facts.models), strings(&facts.loras)),
             (vec!["m".into()], vec!["law".into(), "sql".into()])
         );
         pod.facts.loras.clear();
-        assert_eq!(words(&introduced(&pod, &cards).loras), ["sql"]);
+        assert_eq!(strings(&facts_with(&pod, &cards).loras), ["sql"]);
     }
 }

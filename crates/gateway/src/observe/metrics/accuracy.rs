@@ -1,40 +1,40 @@
-//! Whether predictions of cached tokens come true.
+//! Prediction accuracy: compares the predicted cached tokens with those that engines report.
 //!
-//! An engine says in its answers how much of the prompt it had cached. One wrong prediction means nothing:
-//! blocks come and go while a request travels. Predictions that are nearly always wrong mean that router and
-//! engine disagree about tokens, blocks or hashes, or that events do not arrive; then every cache score is
-//! noise, and nobody would notice. So it is said loudly.
+//! A single wrong prediction means nothing: blocks are stored and evicted while a request is in
+//! flight. Predictions that are nearly always wrong mean that router and engine disagree about
+//! tokens, blocks or hashes, or that events do not arrive. Then every cache score is noise without
+//! any visible failure, so the verdict is logged as an error.
 //!
-//! A speculative prediction is left out and counted apart: a repeat of a request that was sent to a pod a moment ago finds its
-//! prefix there whatever tokens the router believes it has, so it comes true although both disagree.
+//! Speculative predictions are excluded and counted separately: a repeat of a request that was just
+//! sent to a pod finds its prefix there whatever tokens the router computes, so it proves nothing.
 
 use std::fmt;
 
-/// Answers that are needed for a verdict.
-const ENOUGH: u64 = 20;
-/// Of the prompt: what a prediction may be off by and still count as right.
+/// Responses needed for a verdict.
+const MIN_CHECKED: u64 = 20;
+/// Error of a correct prediction, as a share of the prompt.
 const TOLERANCE: f64 = 0.1;
 
-/// What a number of answers said, summed.
+/// Sums over checked predictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PredictionTally {
-    /// Answers that were compared.
+    /// Predictions that were checked.
     pub checked: u64,
-    /// Those that were off by more than the tolerance.
+    /// Predictions with an error above the tolerance.
     pub wrong: u64,
-    /// Tokens that were predicted.
+    /// Predicted cached tokens.
     pub predicted: u64,
-    /// Tokens that were cached.
+    /// Reported cached tokens.
     pub actual: u64,
 }
 
-/// What to think of a pod's predictions.
+/// The quality of a pod's predictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AccuracyVerdict {
-    /// Too few answers could be compared.
+    /// Too few predictions were checked.
     #[default]
     Unknown,
-    /// They mostly come true.
+    /// Mostly correct.
     Good,
     /// The pod holds much less than the index says.
     Optimistic,
@@ -49,7 +49,7 @@ pub(crate) fn is_wrong(prompt: u64, predicted: u64, actual: u64) -> bool {
 }
 
 impl PredictionTally {
-    /// What came since `earlier`.
+    /// The growth since `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl PredictionTally {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -71,10 +71,10 @@ impl PredictionTally {
         }
     }
 
-    /// What to think of it: nine in ten wrong is broken.
+    /// The verdict: broken if nine in ten predictions are wrong.
     #[must_use]
     pub const fn verdict(self) -> AccuracyVerdict {
-        if self.checked < ENOUGH {
+        if self.checked < MIN_CHECKED {
             AccuracyVerdict::Unknown
         } else if self.wrong * 10 < self.checked * 9 {
             AccuracyVerdict::Good
@@ -87,7 +87,7 @@ impl PredictionTally {
 }
 
 impl AccuracyVerdict {
-    /// Its word in JSON.
+    /// Its name in JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -98,53 +98,54 @@ impl AccuracyVerdict {
         }
     }
 
-    /// Whether cache scores of the pod mean nothing.
+    /// Whether cache scores of the pod are meaningless.
     #[must_use]
     pub const fn is_broken(self) -> bool {
         matches!(self, Self::Optimistic | Self::Pessimistic)
     }
 }
 
-/// What it means and what to do.
+/// The meaning and the cure.
 impl fmt::Display for AccuracyVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "too few answers told how much was cached",
-            Self::Good => "predictions come true",
+            Self::Unknown => "too few responses reported cached tokens",
+            Self::Good => "predictions are accurate",
             Self::Optimistic => {
-                "the pod has much less cached than predicted; does the engine cache prefixes, and are model, \
-                 tokenizer and block size those of the configuration?"
+                "the pod has far fewer tokens cached than predicted; check that prefix caching is on and that model, \
+                 tokenizer and block size match the configuration"
             }
             Self::Pessimistic => {
-                "the pod has much more cached than predicted; do its events arrive, and are tokenizer, chat \
-                 template and block size those of the engine?"
+                "the pod has far more tokens cached than predicted; check that its cache events arrive and that \
+                 tokenizer, chat template and block size match the engine"
             }
         })
     }
 }
 
-/// A pod's verdict over time: judged anew whenever enough answers came since the last time.
+/// The verdict on a pod over time, updated whenever enough predictions were checked since the last
+/// update.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AccuracyMeter {
-    seen: PredictionTally,
+    judged: PredictionTally,
     verdict: AccuracyVerdict,
 }
 
-/// One who judges by what comes after that.
+/// A meter that counts only what follows the tally.
 impl From<PredictionTally> for AccuracyMeter {
-    fn from(seen: PredictionTally) -> Self {
-        Self { seen, verdict: AccuracyVerdict::Unknown }
+    fn from(judged: PredictionTally) -> Self {
+        Self { judged, verdict: AccuracyVerdict::Unknown }
     }
 }
 
 impl AccuracyMeter {
-    /// Looks at what was counted so far. The new verdict, if it changed.
-    pub fn look(&mut self, now: PredictionTally) -> Option<AccuracyVerdict> {
-        let verdict = now.since(self.seen).verdict();
+    /// Updates the verdict by the tally so far, and returns it if it changed.
+    pub fn update(&mut self, now: PredictionTally) -> Option<AccuracyVerdict> {
+        let verdict = now.since(self.judged).verdict();
         if verdict == AccuracyVerdict::Unknown {
             return None;
         }
-        self.seen = now;
+        self.judged = now;
         let changed = verdict != self.verdict;
         self.verdict = verdict;
         changed.then_some(verdict)
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn a_prediction_may_be_off_by_a_tenth_of_the_prompt() {
         assert!(!is_wrong(1000, 900, 1000) && is_wrong(1000, 899, 1000) && is_wrong(1000, 400, 0));
-        assert!(!is_wrong(5, 0, 1), "a token more or less is never wrong");
+        assert!(!is_wrong(5, 0, 1), "one token is always within the tolerance");
     }
 
     #[test]
@@ -181,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_told_once_and_revised_by_what_came_since() {
-        let mut judge = AccuracyMeter::default();
+    fn a_verdict_is_returned_once_and_revised_by_later_predictions() {
+        let mut meter = AccuracyMeter::default();
         let bad = PredictionTally { checked: 50, wrong: 50, predicted: 500, actual: 0 };
-        assert_eq!(judge.look(bad), Some(AccuracyVerdict::Optimistic));
-        assert_eq!(judge.look(bad), None, "nothing new");
+        assert_eq!(meter.update(bad), Some(AccuracyVerdict::Optimistic));
+        assert_eq!(meter.update(bad), None, "nothing new");
         let healed =
             bad.and(PredictionTally { checked: 30, wrong: 0, predicted: 300, actual: 300 });
-        assert_eq!(judge.look(healed), Some(AccuracyVerdict::Good));
-        assert_eq!(judge.verdict(), AccuracyVerdict::Good);
+        assert_eq!(meter.update(healed), Some(AccuracyVerdict::Good));
+        assert_eq!(meter.verdict(), AccuracyVerdict::Good);
     }
 }

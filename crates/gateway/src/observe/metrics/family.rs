@@ -1,15 +1,16 @@
-//! Every metric there is, declared once: what is exported and what is documented cannot differ.
+//! The declarations of all metrics. The page and its documentation are both generated from them, so
+//! they cannot differ.
 
 use std::fmt::{self, Write};
 
-/// What a metric's numbers mean.
+/// The type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts by size.
+    /// Counts values by bucket.
     Histogram,
 }
 
@@ -26,13 +27,13 @@ impl fmt::Display for MetricKind {
 /// A metric's name, labels and meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Family {
-    /// Its name.
+    /// The name in the exposition format.
     pub name: &'static str,
-    /// What its numbers mean.
+    /// Counter, gauge or histogram.
     pub kind: MetricKind,
-    /// Its labels, in order.
+    /// The names of the labels, in order.
     pub labels: &'static [&'static str],
-    /// What it tells, in one sentence.
+    /// The help text.
     pub help: &'static str,
 }
 
@@ -48,147 +49,147 @@ macro_rules! families {
 
 families! {
     REQUESTS = Counter "wornpath_requests_total" ["api", "profile", "pod", "status", "end"]
-        "Finished requests. `end` is `whole`, `broken` (after the first byte), `client_left` or `refused`; `pod` is empty where none was reached.";
+        "Finished requests. `end` is `whole` (complete response), `broken` (after the first byte), `client_left` (client disconnected) or `refused`; `pod` is empty if no pod was reached.";
     REQUEST_SECONDS = Histogram "wornpath_request_seconds" ["profile", "pod"]
-        "From the request's arrival to the last byte of its answer.";
+        "Time from the request's arrival to the last byte of its response.";
     FIRST_BYTE_SECONDS = Histogram "wornpath_first_byte_seconds" ["profile", "pod"]
-        "From the request's arrival to the first byte of its answer.";
+        "Time from the request's arrival to the first byte of its response.";
     PROMPT_TOKENS = Counter "wornpath_prompt_tokens_total" ["profile", "pod"]
-        "Prompt tokens, by the engine's own count.";
+        "Prompt tokens, as counted by the engine.";
     OUTPUT_TOKENS = Counter "wornpath_output_tokens_total" ["profile", "pod"]
-        "Generated tokens, by the engine's own count.";
+        "Generated tokens, as counted by the engine.";
     TOLD_TOKENS = Counter "wornpath_prompt_tokens_told_total" ["profile", "pod"]
-        "Prompt tokens of the answers that told how many of them were cached, by the pod that computed the prompt: what a decode pod took over from it is in no cache of its own.";
+        "Prompt tokens of the responses that reported cached tokens, by the pod that computed the prompt (with disaggregated prefill, the prefill pod).";
     CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]
-        "Of those, the cached ones: prompt tokens that no engine had to compute.";
+        "Of `wornpath_prompt_tokens_told_total`, the tokens served from a prefix cache.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
-        "Prompt tokens that the pod was predicted to have cached, over the predictions that were checked.";
+        "Prompt tokens predicted to be cached on the pod, over the checked predictions.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]
-        "Prompt tokens that the pod did have cached, by its own count, over the same predictions.";
+        "Prompt tokens that were cached on the pod, as reported by the engine, over the checked predictions.";
     MISJUDGED_TOKENS = Counter "wornpath_cached_tokens_misjudged_total" ["profile", "pod"]
-        "Tokens by which predictions were wrong, in either direction.";
+        "Absolute difference between predicted and actual cached tokens, summed over the checked predictions.";
     CHECKED_PREDICTIONS = Counter "wornpath_predictions_checked_total" ["profile", "pod"]
-        "Answers whose count of cached tokens was compared with the prediction.";
+        "Responses whose reported cached tokens were compared with the prediction.";
     WRONG_PREDICTIONS = Counter "wornpath_predictions_wrong_total" ["profile", "pod"]
-        "Of those, answers whose prediction was off by more than a tenth of the prompt.";
+        "Checked predictions that were off by more than a tenth of the prompt.";
     SPECULATIVE_PREDICTIONS = Counter "wornpath_predictions_speculative_total" ["profile", "pod"]
-        "Answers that are left out of these comparisons: their prediction rested on an earlier request to the pod that no cache event had confirmed when the answer ended.";
+        "Responses excluded from the comparison: their prediction relied on an earlier request to the pod that no cache event had confirmed by the end of the response.";
     PREDICTIONS_BROKEN = Gauge "wornpath_pod_predictions_broken" ["pod"]
-        "1 if a pod's predictions are nearly always wrong: another tokenizer, block size or hash, or no events.";
+        "1 if the pod's predictions are nearly always wrong: tokenizer, block size or hash differ, or cache events are missing.";
     EVENTS_SILENT = Gauge "wornpath_pod_events_silent" ["pod"]
-        "1 if a pod is configured to send cache events, has answered requests, and has never sent any.";
+        "1 if the pod is configured to send cache events and has answered requests, but no event was received.";
     DEGRADED = Counter "wornpath_degraded_total" ["profile", "pod"]
-        "Answers without a step of the plan that failed or that no pod could take, as prefill on a pod of its own.";
+        "Responses that skipped a step of the plan because it failed or no pod could take it, such as prefill on a separate pod.";
     RETRIES = Counter "wornpath_retries_total" ["profile", "pod"]
         "Attempts after the first, counted for the pod that answered in the end.";
     RETRY_BUDGET = Counter "wornpath_retry_budget_total" ["fate"]
-        "Retries over all requests: `spent`, or `refused` because the budget was used up.";
+        "Retries over all requests: `spent`, or `refused` because the retry budget was exhausted.";
     SERIES_DROPPED = Counter "wornpath_series_dropped_total" []
-        "Finished requests that were counted nowhere else, because there were too many combinations of labels.";
+        "Finished requests counted in no other series, because the limit on label combinations was reached.";
     POD_REQUESTS = Gauge "wornpath_pod_requests" ["pod"]
-        "Requests sent to the pod and not finished, by the router's own count.";
+        "Requests in flight on the pod, as counted by the router.";
     POD_PREFILL = Gauge "wornpath_pod_prefill_tokens" ["pod"]
-        "Prompt tokens sent, not cached and not computed yet, by the router's own count.";
+        "Uncached prompt tokens sent to the pod and not computed yet, as counted by the router.";
     POD_DECODE = Gauge "wornpath_pod_decode_tokens" ["pod"]
-        "Tokens in the contexts of requests that are decoding, by the router's own count.";
+        "Context tokens of the requests that are decoding, as counted by the router.";
     POD_WAITING = Gauge "wornpath_pod_engine_waiting" ["pod"]
-        "Requests that wait inside the engine, as it last reported.";
+        "Requests queued inside the engine, as last reported.";
     POD_KV_USAGE = Gauge "wornpath_pod_kv_usage_ratio" ["pod"]
-        "Share of the engine's KV cache in use, as it last reported.";
+        "Share of the engine's KV cache in use, as last reported.";
     POD_HEALTH = Gauge "wornpath_pod_health" ["pod", "health"]
-        "1 for the pod's present health: `up`, `draining`, or `down`: it has not said yet what it serves, or its breaker is open.";
+        "1 for the pod's current health: `up`, `draining`, or `down` (its models are not known yet, or its circuit breaker is open).";
     POD_BREAKER = Gauge "wornpath_pod_breaker" ["pod", "breaker"]
-        "1 for the present state of the pod's breaker: `closed`, `half_open`, `open`, or `resting` (the pod said that it is busy).";
+        "1 for the current state of the pod's circuit breaker: `closed`, `half_open`, `open`, or `resting` (backing off because the pod reported overload).";
     POD_TRUST = Gauge "wornpath_pod_event_trust" ["pod", "trust"]
-        "1 for how far the pod's cache events can be trusted: `exact`, `unsure`, `partial` or `guessed` (no events).";
+        "1 for the trust in the pod's cache events: `exact`, `unsure`, `partial` or `guessed` (no events; the cache is approximated).";
     SCRAPES = Counter "wornpath_scrapes_total" ["pod", "result"]
-        "Readings of the engine's own metrics: `read` or `missed`.";
+        "Scrapes of the engine's metrics: `read` or `missed`.";
     INDEX_PODS = Gauge "wornpath_index_pods" []
         "Pods in the index.";
     INDEX_BLOCKS = Gauge "wornpath_index_blocks" []
         "Distinct blocks in the index.";
     INDEX_ENTRIES = Gauge "wornpath_index_entries" []
-        "Blocks over all pods: what the cap on the index counts.";
+        "Blocks in the index, summed over all pods; limited by `wornpath_index_entries_limit`.";
     INDEX_ENTRIES_LIMIT = Gauge "wornpath_index_entries_limit" []
-        "The cap on the index: beyond it blocks are refused.";
+        "Limit on `wornpath_index_entries`; blocks beyond it are refused.";
     INDEX_REFUSED = Counter "wornpath_index_refused_total" ["pod"]
-        "Blocks of the pod's events that the index had no room for: one pod's cap, or that of all, was reached.";
+        "Blocks from the pod's events that were refused, because the limit of the pod or of the whole index was reached.";
     INDEX_SETS = Gauge "wornpath_index_sets" []
         "Distinct sets of more than one pod.";
     INDEX_BYTES = Gauge "wornpath_index_table_bytes" []
-        "Bytes of the index's tables.";
+        "Size of the index's tables in bytes.";
     INDEX_SUSPECTS = Gauge "wornpath_index_suspects" []
-        "Pods whose prefixes may have holes, so that queries look at every block.";
+        "Pods whose prefixes may have gaps, so that lookups check every block.";
     POD_BLOCKS = Gauge "wornpath_pod_blocks" ["pod"]
-        "Blocks that the index has for the pod.";
+        "Blocks in the index for the pod.";
     EVENT_SOURCES = Gauge "wornpath_pod_event_source_info" ["pod", "source"]
-        "1 for every source that has spoken of the pod's cache.";
+        "1 for every source that has delivered events of the pod's cache.";
     EVENT_STATE = Gauge "wornpath_pod_event_state" ["pod", "state"]
-        "1 for how far the pod's cache is known: `waiting`, `live`, `unsure`, `partial`, `stale` or `quarantined`.";
+        "1 for the state of the pod's event feed: `waiting`, `live`, `unsure`, `partial`, `stale` or `quarantined`.";
     EVENT_SEQUENCE = Gauge "wornpath_pod_event_last_sequence" ["pod"]
-        "The engine's number of the last batch applied; absent if batches are not numbered.";
+        "Sequence number of the last batch applied; absent if batches are not numbered.";
     EVENT_RATE = Gauge "wornpath_pod_event_blocks_per_second" ["pod"]
-        "Blocks stored and removed, over about the last ten seconds.";
+        "Blocks stored and removed per second, over about the last ten seconds.";
     EVENT_PHANTOM = Gauge "wornpath_pod_phantom_blocks" ["pod"]
-        "Blocks that the index had and the engine had not, at least, by the last digest.";
+        "Lower bound on the blocks in the index that the engine does not hold, by the last digest.";
     EVENT_MISSING = Gauge "wornpath_pod_missing_blocks" ["pod"]
-        "Blocks that the engine had and the index had not, at least, by the last digest.";
+        "Lower bound on the blocks that the engine holds and the index lacks, by the last digest.";
     EVENT_LAG = Gauge "wornpath_pod_event_lag_batches" ["pod"]
-        "Batches of cache events that are known to exist and not applied yet.";
+        "Batches of cache events known to exist and not applied yet.";
     EVENT_AGE = Gauge "wornpath_pod_event_age_seconds" ["pod"]
-        "Time since anything was heard of the pod's cache; absent if nothing ever was.";
+        "Time since the last message from the pod's event source; absent before the first.";
     EVENT_BATCHES = Counter "wornpath_pod_event_batches_total" ["pod", "fate"]
         "Batches of cache events: `applied`, `repeated`, `outdated`, `unnumbered`, `malformed` or `dropped`.";
     EVENT_GAPS = Counter "wornpath_pod_event_gaps_total" ["pod"]
-        "Times at which batches were found missing.";
+        "Gaps detected in the sequence of batches.";
     EVENT_REPLAYS = Counter "wornpath_pod_event_replays_total" ["pod"]
-        "Replays asked for because batches were missing.";
+        "Replays requested because of a gap.";
     EVENT_RESYNCS = Counter "wornpath_pod_event_resyncs_total" ["pod"]
-        "Times at which the pod's state was fetched whole, or begun anew because it could not be had.";
+        "Full resynchronizations: the pod's state was fetched as a snapshot, or cleared because none was available.";
     EVENT_RESTARTS = Counter "wornpath_pod_restarts_total" ["pod"]
-        "New lives of the engine.";
+        "Restarts of the engine.";
     EVENT_DISAGREEMENTS = Counter "wornpath_pod_digest_disagreements_total" ["pod"]
-        "Digests of the pod's cache that did not agree with the index.";
+        "Digests of the pod's cache that did not match the index.";
     CACHE_MODE = Gauge "wornpath_profile_cache_mode" ["profile", "mode", "without_events"]
-        "1 for what a profile's knowledge of caches rests on: `events`, `mixed` or `approximate` (guessed from what pods were sent), and what it says of pods without events; absent for profiles that do not look.";
+        "1 for the source of a profile's cache knowledge: `events`, `mixed` or `approximate` (from the prompts routed to each pod), with its `without_events` setting; absent for profiles that ignore caches.";
     CHECKPOINT_WRITES = Counter "wornpath_checkpoint_writes_total" ["result"]
-        "Times at which the checkpoint was `written`, or `failed` to be; absent without a checkpoint, as are the next four.";
+        "Checkpoint writes: `written` or `failed`. This and the next four metrics are absent if no checkpoint is configured.";
     CHECKPOINT_AGE = Gauge "wornpath_checkpoint_age_seconds" []
-        "Time since the checkpoint was written; absent before the first time.";
+        "Time since the last checkpoint write; absent before the first.";
     CHECKPOINT_BYTES = Gauge "wornpath_checkpoint_bytes" []
-        "Bytes of the checkpoint as it was last written.";
+        "Size of the last checkpoint in bytes.";
     CHECKPOINT_PODS = Gauge "wornpath_checkpoint_pods" ["fate"]
-        "Pods in the checkpoint as it was last written: `kept`, or `left_out` because they were not sure enough.";
+        "Pods in the last checkpoint: `kept`, or `left_out` because their state was not certain enough.";
     CHECKPOINT_RECALLED = Gauge "wornpath_checkpoint_recalled_pods" ["state"]
-        "Pods that the checkpoint before the start knew: `waiting` to be confirmed, `confirmed`, or `dropped`.";
+        "Pods restored from the checkpoint at start: `waiting` for confirmation, `confirmed`, or `dropped`.";
     STRANGERS = Counter "wornpath_event_strangers_total" []
-        "Things said of pods that are not in the fleet.";
+        "Event messages about pods that are not in the fleet.";
     WAITING = Gauge "wornpath_queue_waiting" []
-        "Requests that wait for a pod to have room.";
+        "Requests in the wait queue.";
     THREADS_STUCK = Gauge "wornpath_threads_stuck" []
-        "Threads that have not moved for 5 s; `/health` and the log name them. While it is not 0, whatever is read from pods, index and events is absent: a stuck thread may have it locked.";
+        "Threads without progress for 5 s; `/health` and the log name them. While it is not 0, metrics read from pods, index and events are absent, because a stuck thread may hold their locks.";
     THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
-        "Times at which a thread was found stuck.";
+        "Times a thread was found stuck.";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
-        "Configurations that were to replace the present one: `applied` or `refused`.";
+        "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]
-        "Traced requests: `exported`, `failed` (the collector did not take them) or `dropped` (too many waited).";
+        "Traced requests: `exported`, `failed` (the collector refused them) or `dropped` (export queue full).";
     BUILD = Gauge "wornpath_build_info" ["version"]
-        "1; the label says which version runs.";
+        "Always 1; the label is the running version.";
 }
 
 const HEAD: &str = "\
 # Metrics
 
-Written from the code by a test; do not edit. Served at `/metrics` of the client listener and of the admin
-listener, in Prometheus' text format. Times are in seconds. No label ever holds a key, a header or a prompt. Requests
-of batches have the profile `offline`; what clients wait for is everything else: `profile!=\"offline\"`.
+Generated from the code by a test; do not edit. Served at `/metrics` of the client listener and of the admin
+listener, in Prometheus' text format. Times are in seconds. No label ever contains a key, a header or a prompt. Requests
+of batches have the profile `offline`; select online traffic with `profile!=\"offline\"`.
 
-What a histogram counts by, in seconds: ";
+Histogram bounds, in seconds: ";
 
-const TAIL: &str = "These bounds stay. A percentile
-that is taken from them lies somewhere in its bucket: of times around 60 ms, between 50 and 100. The admin plane, and with
-it the dashboard and `wornpath top`, count in steps of at most an eighth.";
+const TAIL: &str = "These bounds are stable. A percentile
+computed from them is only as exact as its bucket: for times around 60 ms, between 50 and 100 ms. The admin plane, and with
+it the dashboard and `wornpath top`, use finer buckets, each at most an eighth wide.";
 
 /// The reference page, as Markdown.
 #[must_use]

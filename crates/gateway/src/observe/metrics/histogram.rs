@@ -1,19 +1,19 @@
-//! Times counted by size, with relaxed additions and nothing else.
+//! Histograms of times, recorded with relaxed additions only.
 //!
-//! Counted finely, because people read percentiles, and within a bucket nobody knows where a time was: steps of an
-//! eighth at most put no percentile further off than that. Exported coarsely, because Prometheus keeps every bucket
-//! of every pod. Every exported bound is a fine one too, so that the coarse counts are sums and exact.
+//! Fine buckets, each at most an eighth wide, bound the error of a percentile on the dashboard.
+//! Exported buckets are coarse, because Prometheus stores every bucket of every pod. Every exported
+//! bound is also a fine one, so the coarse counts are exact sums.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Upper bounds that are exported, in seconds: from a proxy's own cost to a long answer.
+/// Exported upper bounds in seconds: from the overhead of a proxy to a long response.
 pub const BOUNDS: [f64; 16] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// The bounds of one power of ten.
+/// The bounds within one power of ten.
 const DECADE: [u64; 24] = [
     100, 110, 120, 132, 145, 160, 175, 190, 210, 230, 250, 275, 300, 330, 365, 400, 450, 500, 550,
     600, 660, 730, 800, 900,
@@ -22,10 +22,11 @@ const DECADE: [u64; 24] = [
 /// The first bound, a millisecond, over the first of [`DECADE`].
 const SMALLEST_NANOS: u64 = 10_000;
 
-/// Upper bounds that are counted by, in nanoseconds: from one millisecond to five minutes.
+/// Fine upper bounds in nanoseconds: from one millisecond to five minutes.
 pub(crate) const FINE: [u64; 133] = {
     let mut bounds = [0; 133];
-    let (mut at, mut scale) = (0, SMALLEST_NANOS);
+    let mut at = 0;
+    let mut scale = SMALLEST_NANOS;
     while at < bounds.len() {
         bounds[at] = DECADE[at % DECADE.len()] * scale;
         at += 1;
@@ -36,13 +37,13 @@ pub(crate) const FINE: [u64; 133] = {
     bounds
 };
 
-/// For every fine bound, and then for all, how many times were at most that.
+/// Cumulative counts: for every fine bound, and last for all times.
 pub(crate) type Cumulative = [u64; FINE.len() + 1];
 
-/// How many times fell between which bounds.
+/// A histogram of times.
 #[derive(Debug)]
 pub struct Histogram {
-    /// By the smallest bound they keep to; the last is beyond all bounds.
+    /// By the smallest bound that is not exceeded; the last bucket is beyond all bounds.
     counts: [AtomicU64; FINE.len() + 1],
     nanos: AtomicU64,
 }
@@ -54,7 +55,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a time.
+    /// Records a time.
     pub fn record(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let bucket = FINE.partition_point(|bound| *bound < nanos);
@@ -62,7 +63,7 @@ impl Histogram {
         self.nanos.fetch_add(nanos, Relaxed);
     }
 
-    /// For every bound that is exported, and then for all, how many times were at most that.
+    /// Cumulative counts for the exported bounds, and last for all times.
     #[must_use]
     pub fn cumulative(&self) -> [u64; BOUNDS.len() + 1] {
         let fine = self.fine();
@@ -74,7 +75,7 @@ impl Histogram {
         })
     }
 
-    /// For every bound that is counted by, and then for all, how many times were at most that.
+    /// Cumulative counts for the fine bounds, and last for all times.
     pub(crate) fn fine(&self) -> Cumulative {
         let mut total = 0;
         std::array::from_fn(|bucket| {
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_exported_bound_is_counted_by_and_no_step_is_longer_than_an_eighth() {
+    fn every_exported_bound_is_a_fine_bound_and_no_bucket_is_wider_than_an_eighth() {
         for bound in BOUNDS {
             let nanos = Duration::from_secs_f64(bound).as_nanos() as u64;
             assert!(FINE.contains(&nanos), "{bound}");

@@ -1,9 +1,9 @@
-//! What is counted, and the page that tells it to Prometheus.
+//! Metrics: counters of finished requests, and the Prometheus page.
 //!
-//! A registry of our own, because it is small: what requests count is a few relaxed additions on a line that
-//! is found without a lock ([`series`]), and everything else is read from where it lives when somebody asks
-//! for the page ([`gauges`]). Every metric is declared once ([`family`]); the reference page is written from
-//! the declarations.
+//! A small registry of our own: a request costs a few relaxed additions to a series that is found
+//! without a lock ([`series`]), and all gauges are read from their owners when the page is
+//! rendered. Every metric is declared once ([`family`]); the reference page is generated from the
+//! declarations.
 
 pub(crate) mod accuracy;
 pub mod family;
@@ -32,25 +32,25 @@ use crate::observe::telemetry::SpanCounts;
 use series::SeriesTable;
 use text::MetricsPage;
 
-/// Everything that is counted while requests are served.
+/// The counters of the gateway.
 #[derive(Default)]
 pub struct Metrics {
     ends: SeriesTable<EndKey, AtomicU64>,
-    lines: SeriesTable<LineKey, LineCounters>,
+    pods: SeriesTable<PodSeriesKey, PodCounters>,
     dropped: AtomicU64,
-    judges: Mutex<HashMap<Name, AccuracyMeter>>,
+    meters: Mutex<HashMap<Name, AccuracyMeter>>,
     scrapes: SeriesTable<Name, [AtomicU64; 2]>,
     reloads: [AtomicU64; 2],
-    /// Pods that should send events and never did.
+    /// Pods that should send events and never sent one.
     silent: Mutex<HashSet<Name>>,
-    /// What was counted for pods that have gone and are forgotten.
-    gone: Mutex<Figures>,
-    /// Pods that have gone, and maybe come again.
-    past: Mutex<HashMap<Name, RemovedPods>>,
+    /// The sum over removed pods whose series were pruned.
+    pruned: Mutex<Figures>,
+    /// Pods that were removed, and maybe added again.
+    removed: Mutex<HashMap<Name, RemovedPod>>,
     spans: OnceLock<Arc<SpanCounts>>,
 }
 
-/// What the number of requests is told by.
+/// The labels of the request counter.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct EndKey {
     api: Api,
@@ -60,34 +60,36 @@ struct EndKey {
     ended: RequestEnd,
 }
 
-/// What everything else is told by.
+/// The labels of all other request metrics.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct LineKey {
+struct PodSeriesKey {
     profile: Name,
     pod: Option<Name>,
 }
 
-/// How long what was counted for a pod is told after it has gone: longer than anybody waits between two looks at the page.
-const TOLD_AFTERWARDS: Duration = Duration::from_secs(600);
+/// How long the series of a removed pod are exported: longer than any scrape interval.
+const RETENTION: Duration = Duration::from_secs(600);
 
-/// A pod that has gone.
+/// A pod that was removed.
 #[derive(Clone, Copy, Default)]
-struct RemovedPods {
-    /// Since when, unless there is one of its name again.
+struct RemovedPod {
+    /// When; none if a pod of its name was added again.
     since: Option<Moment>,
-    /// How often it had answered by then.
-    answers: u64,
+    /// Its responses up to then.
+    responses: u64,
 }
 
-type Counter = fn(&LineCounters) -> &AtomicU64;
+type Counter = fn(&PodCounters) -> &AtomicU64;
 
+/// The counters of one profile and pod.
 #[derive(Default)]
-struct LineCounters {
+struct PodCounters {
     total: Histogram,
     first_byte: Histogram,
     prompt_tokens: AtomicU64,
     output_tokens: AtomicU64,
-    told: AtomicU64,
+    /// Prompt tokens of the responses that reported cached tokens.
+    reported: AtomicU64,
     cached: AtomicU64,
     predicted: AtomicU64,
     actual: AtomicU64,
@@ -99,28 +101,28 @@ struct LineCounters {
     degraded: AtomicU64,
 }
 
-/// What became of a reading of an engine's own metrics.
+/// The result of a scrape of an engine's metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scrape {
-    /// It told what was wanted.
+    /// The load was read.
     Read,
-    /// It did not answer, or not what was wanted.
+    /// The engine did not answer, or its page was not understood.
     Missed,
 }
 
-/// What became of a configuration that was to replace the present one.
+/// The result of a configuration reload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reload {
-    /// It runs.
+    /// The new configuration is in force.
     Applied,
-    /// It was bad, and the old one stays.
+    /// It was invalid; the old one stays in force.
     Refused,
 }
 
 impl SummaryObserver for Metrics {
     fn ended(&self, record: &RequestSummary) {
         let pod = record.pod.as_ref().map(|(_, name)| name.clone());
-        let line = LineKey { profile: record.profile.clone(), pod: pod.clone() };
+        let key = PodSeriesKey { profile: record.profile.clone(), pod: pod.clone() };
         let (computed_by, usage) = record.computed();
         let end = EndKey {
             api: record.api,
@@ -130,17 +132,17 @@ impl SummaryObserver for Metrics {
             ended: record.ended,
         };
         let counted = self.ends.with(&end, |count| add(count, 1));
-        let is_alone = computed_by == line.pod.as_ref();
-        let counts = |line: &LineCounters| {
-            line.count(record);
-            if is_alone {
-                line.compare(record, usage);
+        let is_one_pod = computed_by == key.pod.as_ref();
+        let count = |counters: &PodCounters| {
+            counters.count(record);
+            if is_one_pod {
+                counters.compare(record, usage);
             }
         };
-        let counted = self.lines.with(&line, counts) && counted;
-        if !is_alone && usage.cached_tokens.is_some() {
-            let line = LineKey { profile: line.profile, pod: computed_by.cloned() };
-            self.lines.with(&line, |line| line.compare(record, usage));
+        let counted = self.pods.with(&key, count) && counted;
+        if !is_one_pod && usage.cached_tokens.is_some() {
+            let key = PodSeriesKey { profile: key.profile, pod: computed_by.cloned() };
+            self.pods.with(&key, |counters| counters.compare(record, usage));
         }
         if !counted {
             add(&self.dropped, 1);
@@ -149,28 +151,29 @@ impl SummaryObserver for Metrics {
 }
 
 impl Metrics {
-    /// The engine's own metrics were read, or could not be.
+    /// Counts a scrape of a pod's engine.
     pub fn scraped(&self, pod: &Name, scrape: Scrape) {
         self.scrapes.with(pod, |counts| add(&counts[scrape as usize], 1));
     }
 
-    /// A configuration was to replace the present one.
+    /// Counts a configuration reload.
     pub fn reloaded(&self, reload: Reload) {
         add(&self.reloads[reload as usize], 1);
     }
 
-    /// Looks at the predictions of every pod that is there. Those whose verdict changed.
-    pub fn judge(&self) -> Vec<(Name, AccuracyVerdict)> {
+    /// Judges the predictions of every present pod, and returns the verdicts that changed.
+    pub fn update_verdicts(&self) -> Vec<(Name, AccuracyVerdict)> {
         let mut changed = Vec::new();
         let tallies = self.tallies();
-        let (past, mut judges) = (self.past(), self.judges());
+        let removed = self.removed();
+        let mut meters = self.meters();
         for (pod, tally) in tallies {
-            if past.get(&pod).is_some_and(|past| past.since.is_some()) {
-                // Another of its name would be judged by what comes then.
-                judges.insert(pod, AccuracyMeter::from(tally));
+            if removed.get(&pod).is_some_and(|removed| removed.since.is_some()) {
+                // A new pod of its name is judged only by its own responses.
+                meters.insert(pod, AccuracyMeter::from(tally));
                 continue;
             }
-            if let Some(verdict) = judges.entry(pod.clone()).or_default().look(tally) {
+            if let Some(verdict) = meters.entry(pod.clone()).or_default().update(tally) {
                 changed.push((pod, verdict));
             }
         }
@@ -180,18 +183,18 @@ impl Metrics {
     /// The last verdict about a pod's predictions.
     #[must_use]
     pub fn verdict(&self, pod: &Name) -> AccuracyVerdict {
-        self.judges().get(pod).map(AccuracyMeter::verdict).unwrap_or_default()
+        self.meters().get(pod).map(AccuracyMeter::verdict).unwrap_or_default()
     }
 
-    /// Whether a pod should send events and never did, though it answered often enough.
+    /// Whether a pod should send events and never sent one, though it has answered enough requests.
     #[must_use]
     pub fn is_silent(&self, pod: &Name) -> bool {
         self.silent().contains(pod)
     }
 
-    /// What became of traced requests is counted there; before the first request comes.
+    /// Sets the counters of the trace exporter, before the first request.
     pub fn count_spans(&self, counts: Arc<SpanCounts>) {
-        // Set once, when the server is put together.
+        // Set only once, at start.
         let _ = self.spans.set(counts);
     }
 
@@ -199,124 +202,130 @@ impl Metrics {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what was counted for pods that have long gone, so that names that come and go do not add up; but for their
-    /// sum. What ends on a pod after it has gone is told like all else for a while.
-    pub fn forget(&self, now: Moment, is_there: impl Fn(&Name) -> bool) {
-        // Nobody else may count the same meanwhile.
-        let mut gone = self.gone();
-        let answers = self.answers_ever();
-        let mut past = self.past();
+    /// Drops the series of pods that were removed long ago, so that pod names do not accumulate,
+    /// and keeps their sum. Requests that finish after the removal of their pod are exported until
+    /// then.
+    pub fn prune(&self, now: Moment, is_present: impl Fn(&Name) -> bool) {
+        // Held throughout, so that two calls do not add the same series twice.
+        let mut pruned = self.pruned();
+        let responses = self.responses_by_name();
+        let mut removed = self.removed();
         for pod in self.counted_pods() {
-            if is_there(&pod) {
-                past.entry(pod).and_modify(|past| past.since = None);
+            if is_present(&pod) {
+                removed.entry(pod).and_modify(|removed| removed.since = None);
             } else {
-                let answers = answers.get(&pod).copied().unwrap_or(0);
-                let since = past.get(&pod).and_then(|past| past.since);
-                past.insert(pod, RemovedPods { since: since.or(Some(now)), answers });
+                let responses = responses.get(&pod).copied().unwrap_or(0);
+                let since = removed.get(&pod).and_then(|removed| removed.since);
+                removed.insert(pod, RemovedPod { since: since.or(Some(now)), responses });
             }
         }
-        past.retain(|pod, it| {
-            is_there(pod) || it.since.is_some_and(|since| now < since + TOLD_AFTERWARDS)
+        removed.retain(|pod, removed| {
+            is_present(pod) || removed.since.is_some_and(|since| now < since + RETENTION)
         });
-        let is_told = |pod: &Name| is_there(pod) || past.contains_key(pod);
-        self.add_gone(&mut gone, is_told);
-        self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_told));
-        self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_told));
-        self.scrapes.retain(&is_there);
-        self.judges().retain(|pod, _| is_told(pod));
-        self.silent().retain(&is_there);
+        let is_exported = |pod: &Name| is_present(pod) || removed.contains_key(pod);
+        self.add_pruned(&mut pruned, is_exported);
+        self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
+        self.pods.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
+        self.scrapes.retain(&is_present);
+        self.meters().retain(|pod, _| is_exported(pod));
+        self.silent().retain(&is_present);
     }
 
     fn counted_pods(&self) -> HashSet<Name> {
         let ends = self.ends.all().into_iter().filter_map(|(key, _)| key.pod);
-        ends.chain(self.lines.all().into_iter().filter_map(|(key, _)| key.pod)).collect()
+        ends.chain(self.pods.all().into_iter().filter_map(|(key, _)| key.pod)).collect()
     }
 
-    fn past(&self) -> MutexGuard<'_, HashMap<Name, RemovedPods>> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    fn removed(&self) -> MutexGuard<'_, HashMap<Name, RemovedPod>> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often each pod answered since it came, with something that it computed.
-    pub(crate) fn answers(&self) -> HashMap<Name, u64> {
-        let (mut answers, past) = (self.answers_ever(), self.past());
-        for (pod, count) in &mut answers {
-            *count = count.saturating_sub(past.get(pod).map_or(0, |past| past.answers));
+    /// Successful responses with generated tokens of each pod since it was added.
+    pub(crate) fn responses(&self) -> HashMap<Name, u64> {
+        let mut responses = self.responses_by_name();
+        let removed = self.removed();
+        for (pod, count) in &mut responses {
+            *count = count.saturating_sub(removed.get(pod).map_or(0, |removed| removed.responses));
         }
-        answers
+        responses
     }
 
-    /// The same, also by pods of its name that have gone.
-    fn answers_ever(&self) -> HashMap<Name, u64> {
-        let mut answers = HashMap::new();
+    /// Like [`Self::responses`], with those of removed pods of the same name.
+    fn responses_by_name(&self) -> HashMap<Name, u64> {
+        let mut responses = HashMap::new();
         for (key, count) in self.ends.all() {
             if let (Some(pod), 200, true) = (key.pod, key.status, key.api.generates()) {
-                *answers.entry(pod).or_default() += count.load(Relaxed);
+                *responses.entry(pod).or_default() += count.load(Relaxed);
             }
         }
-        answers
+        responses
     }
 
     fn tallies(&self) -> HashMap<Name, PredictionTally> {
         let mut tallies = HashMap::<Name, PredictionTally>::new();
-        for (key, line) in self.lines.all() {
+        for (key, counters) in self.pods.all() {
             let Some(pod) = key.pod else { continue };
             let tally = tallies.entry(pod).or_default();
-            *tally = tally.and(line.tally());
+            *tally = tally.and(counters.tally());
         }
         tallies
     }
 
-    fn judges(&self) -> MutexGuard<'_, HashMap<Name, AccuracyMeter>> {
-        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
+    fn meters(&self) -> MutexGuard<'_, HashMap<Name, AccuracyMeter>> {
+        self.meters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What requests counted, in a stable order.
-    pub(crate) fn counted(&self, page: &mut MetricsPage) {
+    /// Writes all counters to the page, in a stable order.
+    pub(crate) fn write_counters(&self, page: &mut MetricsPage) {
         let mut ends = self.ends.all();
         ends.sort_by_cached_key(|(key, _)| {
-            (key.profile.to_string(), word(key.pod.as_ref()), key.api.name(), key.status)
+            (key.profile.to_string(), pod_label(key.pod.as_ref()), key.api.name(), key.status)
         });
         let mut family = page.family(family::REQUESTS);
         for (key, count) in &ends {
-            let pod = word(key.pod.as_ref());
+            let pod = pod_label(key.pod.as_ref());
             let status = key.status.to_string();
             let labels = [key.api.name(), key.profile.as_str(), &pod, &status, key.ended.word()];
             family.value(&labels, count.load(Relaxed));
         }
-        let mut lines = self.lines.all();
-        lines.sort_by_cached_key(|(key, _)| (key.profile.to_string(), word(key.pod.as_ref())));
+        let mut pods = self.pods.all();
+        pods.sort_by_cached_key(|(key, _)| (key.profile.to_string(), pod_label(key.pod.as_ref())));
         let each =
             |page: &mut MetricsPage,
              family,
-             show: &dyn Fn(&mut text::MetricLines<'_>, &[&str], &LineCounters)| {
+             write: &dyn Fn(&mut text::MetricLines<'_>, &[&str], &PodCounters)| {
                 let mut family = page.family(family);
-                for (key, line) in &lines {
-                    show(&mut family, &[key.profile.as_str(), &word(key.pod.as_ref())], line);
+                for (key, counters) in &pods {
+                    write(
+                        &mut family,
+                        &[key.profile.as_str(), &pod_label(key.pod.as_ref())],
+                        counters,
+                    );
                 }
             };
-        each(page, family::REQUEST_SECONDS, &|family, labels, line| {
-            family.histogram(labels, &line.total);
+        each(page, family::REQUEST_SECONDS, &|family, labels, counters| {
+            family.histogram(labels, &counters.total);
         });
-        each(page, family::FIRST_BYTE_SECONDS, &|family, labels, line| {
-            family.histogram(labels, &line.first_byte);
+        each(page, family::FIRST_BYTE_SECONDS, &|family, labels, counters| {
+            family.histogram(labels, &counters.first_byte);
         });
         let counters: [(Family, Counter); 12] = [
-            (family::PROMPT_TOKENS, |line| &line.prompt_tokens),
-            (family::OUTPUT_TOKENS, |line| &line.output_tokens),
-            (family::TOLD_TOKENS, |line| &line.told),
-            (family::CACHED_TOKENS, |line| &line.cached),
-            (family::PREDICTED_TOKENS, |line| &line.predicted),
-            (family::ACTUAL_TOKENS, |line| &line.actual),
-            (family::MISJUDGED_TOKENS, |line| &line.misjudged),
-            (family::CHECKED_PREDICTIONS, |line| &line.checked),
-            (family::WRONG_PREDICTIONS, |line| &line.wrong),
-            (family::SPECULATIVE_PREDICTIONS, |line| &line.speculative),
-            (family::DEGRADED, |line| &line.degraded),
-            (family::RETRIES, |line| &line.retries),
+            (family::PROMPT_TOKENS, |counters| &counters.prompt_tokens),
+            (family::OUTPUT_TOKENS, |counters| &counters.output_tokens),
+            (family::TOLD_TOKENS, |counters| &counters.reported),
+            (family::CACHED_TOKENS, |counters| &counters.cached),
+            (family::PREDICTED_TOKENS, |counters| &counters.predicted),
+            (family::ACTUAL_TOKENS, |counters| &counters.actual),
+            (family::MISJUDGED_TOKENS, |counters| &counters.misjudged),
+            (family::CHECKED_PREDICTIONS, |counters| &counters.checked),
+            (family::WRONG_PREDICTIONS, |counters| &counters.wrong),
+            (family::SPECULATIVE_PREDICTIONS, |counters| &counters.speculative),
+            (family::DEGRADED, |counters| &counters.degraded),
+            (family::RETRIES, |counters| &counters.retries),
         ];
         for (family, counter) in counters {
-            each(page, family, &|family, labels, line| {
-                family.value(labels, counter(line).load(Relaxed));
+            each(page, family, &|family, labels, counters| {
+                family.value(labels, counter(counters).load(Relaxed));
             });
         }
         page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
@@ -343,7 +352,7 @@ impl Metrics {
     }
 }
 
-impl LineCounters {
+impl PodCounters {
     fn count(&self, record: &RequestSummary) {
         self.total.record(record.total);
         if let Some(first_byte) = record.first_byte {
@@ -356,10 +365,11 @@ impl LineCounters {
         add(&self.degraded, u64::from(record.is_degraded));
     }
 
-    /// Compares what was predicted to be cached with what was, by the count of the pod that computed the prompt.
+    /// Compares the predicted cached tokens with those reported by the pod that computed the
+    /// prompt.
     fn compare(&self, record: &RequestSummary, usage: Usage) {
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
-            add(&self.told, prompt);
+            add(&self.reported, prompt);
             add(&self.cached, cached);
         }
         if let (Some(prompt), Some(predicted), Some(actual)) =
@@ -387,14 +397,14 @@ impl LineCounters {
     }
 }
 
-/// Most requests count nothing here, and a cache line that is not written stays with everybody.
+/// Skips the write for zero, the common case: an unwritten cache line stays shared by all threads.
 fn add(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.fetch_add(count, Relaxed);
     }
 }
 
-fn word(pod: Option<&Name>) -> String {
+fn pod_label(pod: Option<&Name>) -> String {
     pod.map(Name::to_string).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! What requests count.
+//! Counters of finished requests.
 
 use super::*;
 use crate::observe::summary::{Computed, Speculative, Usage};
@@ -26,7 +26,7 @@ fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {
 
 fn page(metrics: &Metrics) -> String {
     let mut page = MetricsPage::default();
-    metrics.counted(&mut page);
+    metrics.write_counters(&mut page);
     page.finish()
 }
 
@@ -55,13 +55,13 @@ fn a_request_counts_under_its_profile_and_its_pod() {
 }
 
 #[test]
-fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
-    let told = Usage { prompt_tokens: Some(100), cached_tokens: Some(32), ..Usage::default() };
-    for (usage, expected) in [(told, (100, 32, 1)), (Usage::default(), (0, 0, 0))] {
+fn a_transferred_prefix_is_no_cache_hit_of_the_decode_pod() {
+    let reported = Usage { prompt_tokens: Some(100), cached_tokens: Some(32), ..Usage::default() };
+    for (usage, expected) in [(reported, (100, 32, 1)), (Usage::default(), (0, 0, 0))] {
         let metrics = Metrics::default();
         let computed = Some(Box::new(Computed { pod: Some("p".into()), usage }));
         for _ in 0..30 {
-            // The decode engine counts everything that it took over as cached.
+            // The decode engine reports the whole transferred prefix as cached.
             metrics.ended(&RequestSummary {
                 computed: computed.clone(),
                 ..record(Some(32), Some(99))
@@ -72,16 +72,16 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
         assert_eq!((of("a").requests, of("a").prompt_tokens), (30, 3000));
         assert_eq!((of("a").hit_rate(), of("a").checked), (None, 0));
         let prefill = of("p");
-        let counted = (prefill.told_tokens, prefill.cached_tokens, prefill.checked);
+        let counted = (prefill.reported_tokens, prefill.cached_tokens, prefill.checked);
         assert_eq!(counted, (30 * expected.0, 30 * expected.1, 30 * expected.2));
-        metrics.judge();
+        metrics.update_verdicts();
         assert_eq!(metrics.verdict(&"a".into()), AccuracyVerdict::Unknown);
         assert!(!metrics.verdict(&"p".into()).is_broken());
     }
 }
 
 #[test]
-fn a_speculative_prediction_is_counted_apart_and_never_judged() {
+fn a_speculative_prediction_is_counted_separately_and_never_judged() {
     let metrics = Metrics::default();
     let pod = Index::new(IndexLimits::default(), 1).add_pod().unwrap();
     let speculative = Some(Speculative { pod, last: BlockHash(1) });
@@ -104,11 +104,14 @@ fn a_speculative_prediction_is_counted_apart_and_never_judged() {
     }
     let figures = metrics.totals()["a"];
     assert_eq!((figures.checked, figures.speculative), (0, 30));
-    assert_eq!((metrics.judge(), metrics.verdict(&"a".into())), (vec![], AccuracyVerdict::Unknown));
+    assert_eq!(
+        (metrics.update_verdicts(), metrics.verdict(&"a".into())),
+        (vec![], AccuracyVerdict::Unknown)
+    );
 }
 
 #[test]
-fn what_a_batch_waits_for_is_no_clients_wait() {
+fn the_first_byte_of_batch_requests_does_not_count() {
     let metrics = Metrics::default();
     metrics.ended(&record(None, None));
     let slow = Some(Duration::from_secs(9));
@@ -118,7 +121,7 @@ fn what_a_batch_waits_for_is_no_clients_wait() {
     }
     let figures = metrics.totals()["a"];
     assert_eq!((figures.requests, figures.prompt_tokens), (100, 10_000), "the work counts");
-    assert!(figures.first_byte_within(0.99).unwrap() < 0.004, "{figures:?}");
+    assert!(figures.first_byte_quantile(0.99).unwrap() < 0.004, "{figures:?}");
 }
 
 #[test]
@@ -135,46 +138,49 @@ fn a_request_without_a_pod_has_an_empty_label() {
 }
 
 #[test]
-fn a_pod_whose_predictions_never_come_true_is_told_once() {
+fn the_verdict_on_a_pod_is_reported_once() {
     let metrics = Metrics::default();
     for _ in 0..30 {
         metrics.ended(&record(Some(64), Some(0)));
     }
-    assert_eq!(metrics.judge(), [("a".into(), AccuracyVerdict::Optimistic)]);
-    assert_eq!(metrics.judge(), []);
+    assert_eq!(metrics.update_verdicts(), [("a".into(), AccuracyVerdict::Optimistic)]);
+    assert_eq!(metrics.update_verdicts(), []);
     assert_eq!(metrics.verdict(&"a".into()), AccuracyVerdict::Optimistic);
 }
 
 #[test]
-fn what_was_counted_for_a_pod_goes_some_time_after_it() {
+fn the_series_of_a_removed_pod_are_pruned_later_and_its_sum_stays() {
     let metrics = Metrics::default();
-    let is_told = || page(&metrics).contains("pod=\"a\"");
-    let forget = |seconds| metrics.forget(Duration::from_secs(seconds), |pod| pod.as_str() != "a");
+    let is_exported = || page(&metrics).contains("pod=\"a\"");
+    let prune = |seconds| metrics.prune(Duration::from_secs(seconds), |pod| pod.as_str() != "a");
     metrics.ended(&record(Some(64), Some(0)));
     metrics.scraped(&"a".into(), Scrape::Read);
-    forget(100);
+    prune(100);
     metrics.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(None, None) });
-    forget(699);
-    assert!(is_told() && page(&metrics).contains("end=\"broken\""), "also what ended later");
-    forget(700);
-    assert!(!is_told());
+    prune(699);
+    assert!(
+        is_exported() && page(&metrics).contains("end=\"broken\""),
+        "also requests that finished later"
+    );
+    prune(700);
+    assert!(!is_exported());
     assert_eq!(metrics.totals().get("a"), None);
-    forget(701);
+    prune(701);
     assert_eq!((metrics.total().requests, metrics.total().predicted), (2, 64), "once, in the sum");
 }
 
 #[test]
-fn a_pod_is_judged_by_what_it_did_itself_and_not_by_one_of_its_name() {
+fn a_pod_is_not_judged_by_a_removed_pod_of_the_same_name() {
     let metrics = Metrics::default();
-    let answers = || (0..30).for_each(|_| metrics.ended(&record(Some(64), Some(0))));
-    answers();
-    metrics.forget(Duration::from_secs(1), |_| false);
-    assert_eq!((metrics.judge(), metrics.answers()[&Name::from("a")]), (vec![], 0));
-    metrics.forget(Duration::from_secs(2), |_| true);
-    assert_eq!((metrics.judge(), metrics.answers()[&Name::from("a")]), (vec![], 0));
-    answers();
-    assert_eq!(metrics.judge(), [(Name::from("a"), AccuracyVerdict::Optimistic)]);
-    assert_eq!(metrics.answers()[&Name::from("a")], 30);
-    metrics.forget(Duration::from_secs(9000), |_| true);
+    let respond = || (0..30).for_each(|_| metrics.ended(&record(Some(64), Some(0))));
+    respond();
+    metrics.prune(Duration::from_secs(1), |_| false);
+    assert_eq!((metrics.update_verdicts(), metrics.responses()[&Name::from("a")]), (vec![], 0));
+    metrics.prune(Duration::from_secs(2), |_| true);
+    assert_eq!((metrics.update_verdicts(), metrics.responses()[&Name::from("a")]), (vec![], 0));
+    respond();
+    assert_eq!(metrics.update_verdicts(), [(Name::from("a"), AccuracyVerdict::Optimistic)]);
+    assert_eq!(metrics.responses()[&Name::from("a")], 30);
+    metrics.prune(Duration::from_secs(9000), |_| true);
     assert_eq!(metrics.totals()["a"].requests, 60);
 }

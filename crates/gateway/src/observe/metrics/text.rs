@@ -1,22 +1,22 @@
-//! Prometheus' text format, for declared metrics only.
+//! Writer of Prometheus' text format, for declared metrics only.
 
 use std::fmt::{Display, Write};
 
 use crate::observe::metrics::family::{Family, MetricKind};
 use crate::observe::metrics::histogram::{BOUNDS, Histogram};
 
-/// A page of metrics while it is written.
+/// A metrics page under construction.
 #[derive(Debug, Default)]
 pub(crate) struct MetricsPage(String);
 
-/// One metric on the page.
+/// The lines of one metric on the page.
 pub(crate) struct MetricLines<'a> {
     page: &'a mut String,
     family: Family,
 }
 
 impl MetricsPage {
-    /// Begins a metric.
+    /// Writes the head of a metric.
     pub(crate) fn family(&mut self, family: Family) -> MetricLines<'_> {
         let Family { name, kind, help, .. } = family;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
@@ -24,7 +24,7 @@ impl MetricsPage {
         MetricLines { page: &mut self.0, family }
     }
 
-    /// The text.
+    /// The text of the page.
     #[must_use]
     pub(crate) fn finish(self) -> String {
         self.0
@@ -32,7 +32,7 @@ impl MetricsPage {
 }
 
 impl MetricLines<'_> {
-    /// One value, with a value for each label.
+    /// Writes one value, with one string per label.
     ///
     /// # Panics
     /// If there are more or fewer values than the metric has labels.
@@ -40,14 +40,14 @@ impl MetricLines<'_> {
         let _ = writeln!(self.page, "{}{} {value}", self.family.name, self.labels(labels, None));
     }
 
-    /// 1 for the state that something is in and 0 for the others.
+    /// Writes 1 for the current state and 0 for all others.
     pub(crate) fn state(&mut self, label: &str, states: &[&str], is: &str) {
         for state in states {
             self.value(&[label, state], u8::from(*state == is));
         }
     }
 
-    /// All lines of a histogram.
+    /// Writes all lines of a histogram.
     pub(crate) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         assert_eq!(self.family.kind, MetricKind::Histogram, "{} is no histogram", self.family.name);
         let name = self.family.name;

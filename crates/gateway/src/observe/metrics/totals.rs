@@ -1,4 +1,4 @@
-//! What requests counted, summed up by pod: for people who watch, where the page is for Prometheus.
+//! Totals per pod, for the dashboard and `wornpath top`; the Prometheus page has the series.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,33 +8,39 @@ use std::time::Duration;
 use wornpath_routing::Name;
 
 use crate::observe::metrics::histogram::{Cumulative, FINE};
-use crate::observe::metrics::{LineCounters, Metrics, word};
+use crate::observe::metrics::{Metrics, PodCounters, pod_label};
 use crate::observe::summary::RequestEnd;
 use wornpath_config::OFFLINE;
 
-/// What was counted, by the pod that answered; under the empty name where none did.
+/// Figures by the pod that answered, under the empty name if none did.
 pub type Totals = BTreeMap<String, Figures>;
 
-/// What was counted for a pod since the router started, or between two looks at it.
+/// The figures of a pod since the router started, or between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Figures {
+    /// Finished requests.
     pub requests: u64,
-    /// Of those: answered with an error of the gateway's or a pod's, or broken off.
+    /// Requests that ended with a status of 500 or above, or with a broken response.
     pub failed: u64,
+    /// Attempts after the first.
     pub retries: u64,
-    /// Of what clients wait for: nobody waits for the first byte of an answer in a batch.
+    /// Times to first byte, without batch requests, whose first byte no client waits for.
     pub first_byte: Cumulative,
+    /// Prompt tokens, as counted by the engine.
     pub prompt_tokens: u64,
+    /// Generated tokens, as counted by the engine.
     pub output_tokens: u64,
-    /// Prompt tokens of the answers that told how many were cached.
-    pub told_tokens: u64,
-    /// Of those, the cached ones.
+    /// Prompt tokens of the responses that reported cached tokens.
+    pub reported_tokens: u64,
+    /// Of `reported_tokens`, those served from a prefix cache.
     pub cached_tokens: u64,
-    /// Cached tokens that were predicted where that was checked, and those that there were.
+    /// Predicted cached tokens, over the checked predictions.
     pub predicted: u64,
+    /// Actual cached tokens, over the checked predictions.
     pub actual: u64,
+    /// Predictions that were compared with the engine's report.
     pub checked: u64,
-    /// Answers that were not compared, because the prediction was speculative.
+    /// Responses that were not compared, because the prediction was speculative.
     pub speculative: u64,
 }
 
@@ -47,7 +53,7 @@ impl Default for Figures {
             first_byte: [0; FINE.len() + 1],
             prompt_tokens: 0,
             output_tokens: 0,
-            told_tokens: 0,
+            reported_tokens: 0,
             cached_tokens: 0,
             predicted: 0,
             actual: 0,
@@ -58,7 +64,7 @@ impl Default for Figures {
 }
 
 impl Figures {
-    /// Each figure of both, put together.
+    /// Combines each figure of both.
     fn with(mut self, other: &Self, join: fn(u64, u64) -> u64) -> Self {
         for (own, other) in self.first_byte.iter_mut().zip(other.first_byte) {
             *own = join(*own, other);
@@ -69,7 +75,7 @@ impl Figures {
             (&mut self.retries, other.retries),
             (&mut self.prompt_tokens, other.prompt_tokens),
             (&mut self.output_tokens, other.output_tokens),
-            (&mut self.told_tokens, other.told_tokens),
+            (&mut self.reported_tokens, other.reported_tokens),
             (&mut self.cached_tokens, other.cached_tokens),
             (&mut self.predicted, other.predicted),
             (&mut self.actual, other.actual),
@@ -82,24 +88,24 @@ impl Figures {
         self
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn and(self, other: &Self) -> Self {
         self.with(other, |one, other| one.saturating_add(other))
     }
 
-    /// What came since `earlier`. A pod that went and came again begins anew.
+    /// The growth since `earlier`; zero if a pod was removed and added again in between.
     pub fn since(self, earlier: &Self) -> Self {
         self.with(earlier, |now, before| now.saturating_sub(before))
     }
 
-    /// The share of prompt tokens that engines had cached, where they told it.
+    /// The share of cached prompt tokens, over the responses that reported it.
     pub fn hit_rate(&self) -> Option<f64> {
-        (self.told_tokens > 0).then(|| self.cached_tokens as f64 / self.told_tokens as f64)
+        (self.reported_tokens > 0).then(|| self.cached_tokens as f64 / self.reported_tokens as f64)
     }
 
-    /// The seconds to the first byte that `share` of all requests kept to: within a bucket as if all times in it
-    /// were equally far apart, which is what Prometheus does too, in wider ones.
-    pub fn first_byte_within(&self, share: f64) -> Option<f64> {
+    /// The quantile `share` of the time to first byte in seconds, interpolated linearly within its
+    /// bucket as Prometheus does.
+    pub fn first_byte_quantile(&self, share: f64) -> Option<f64> {
         let all = *self.first_byte.last()?;
         if all == 0 {
             return None;
@@ -121,38 +127,38 @@ impl Figures {
 }
 
 impl Metrics {
-    /// What requests counted since the start, also for pods that have gone.
+    /// The sum over all pods since start, including removed ones.
     pub fn total(&self) -> Figures {
-        let gone = *self.gone();
-        self.totals().values().fold(gone, |sum, figures| sum.and(figures))
+        let pruned = *self.pruned();
+        self.totals().values().fold(pruned, |sum, figures| sum.and(figures))
     }
 
-    /// Adds to the sum what was counted for pods that are not there any more.
-    pub fn add_gone(&self, sum: &mut Figures, is_there: impl Fn(&Name) -> bool) {
-        let has_gone = |pod: &str| !pod.is_empty() && !is_there(&pod.into());
-        for (_, figures) in self.totals().iter().filter(|(pod, _)| has_gone(pod)) {
+    /// Adds the figures of the pods whose series are about to be pruned.
+    pub(super) fn add_pruned(&self, sum: &mut Figures, is_exported: impl Fn(&Name) -> bool) {
+        let is_pruned = |pod: &str| !pod.is_empty() && !is_exported(&pod.into());
+        for (_, figures) in self.totals().iter().filter(|(pod, _)| is_pruned(pod)) {
             *sum = sum.and(figures);
         }
     }
 
-    pub fn gone(&self) -> MutexGuard<'_, Figures> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn pruned(&self) -> MutexGuard<'_, Figures> {
+        self.pruned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What requests counted so far, by pods that are there or have gone not long ago.
+    /// The figures of all pods that are present or were removed recently.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::new();
         for (key, count) in self.ends.all() {
-            let figures = totals.entry(word(key.pod.as_ref())).or_default();
+            let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
             let count = count.load(Relaxed);
             figures.requests += count;
             if key.status >= 500 || key.ended == RequestEnd::Broken {
                 figures.failed += count;
             }
         }
-        for (key, line) in self.lines.all() {
-            let figures = totals.entry(word(key.pod.as_ref())).or_default();
-            let mut counted = line.figures();
+        for (key, counters) in self.pods.all() {
+            let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
+            let mut counted = counters.figures();
             if key.profile.as_str() == OFFLINE {
                 counted.first_byte = Figures::default().first_byte;
             }
@@ -162,14 +168,14 @@ impl Metrics {
     }
 }
 
-impl LineCounters {
+impl PodCounters {
     fn figures(&self) -> Figures {
         Figures {
             retries: self.retries.load(Relaxed),
             first_byte: self.first_byte.fine(),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             output_tokens: self.output_tokens.load(Relaxed),
-            told_tokens: self.told.load(Relaxed),
+            reported_tokens: self.reported.load(Relaxed),
             cached_tokens: self.cached.load(Relaxed),
             predicted: self.predicted.load(Relaxed),
             actual: self.actual.load(Relaxed),
@@ -197,12 +203,12 @@ mod tests {
     fn a_quantile_lies_within_its_bucket_and_never_beyond_the_last_bound() {
         // A hundred times between 45 and 50 ms.
         let figures = times(&[(47, 100)]);
-        assert_eq!(figures.first_byte_within(1.0), Some(0.05));
-        let half = figures.first_byte_within(0.5).unwrap();
+        assert_eq!(figures.first_byte_quantile(1.0), Some(0.05));
+        let half = figures.first_byte_quantile(0.5).unwrap();
         assert!((half - 0.0475).abs() < 1e-9, "{half}");
-        assert!(times(&[(1, 90), (900, 10)]).first_byte_within(0.5).unwrap() < 0.001);
-        assert_eq!(times(&[(400_000, 3)]).first_byte_within(0.5), Some(300.0));
-        assert_eq!(Figures::default().first_byte_within(0.5), None);
+        assert!(times(&[(1, 90), (900, 10)]).first_byte_quantile(0.5).unwrap() < 0.001);
+        assert_eq!(times(&[(400_000, 3)]).first_byte_quantile(0.5), Some(300.0));
+        assert_eq!(Figures::default().first_byte_quantile(0.5), None);
     }
 
     #[test]
@@ -212,17 +218,17 @@ mod tests {
         for (all, truth) in [(&close[..], [62.0, 64.0, 65.0]), (&wide[..], [3.0, 40.0, 900.0])] {
             let figures = times(all);
             for (share, truth) in [0.5, 0.9, 0.99].into_iter().zip(truth) {
-                let told = figures.first_byte_within(share).unwrap() * 1e3;
-                let off: f64 = told / truth - 1.0;
-                assert!(off.abs() <= 0.125, "p{share} of {all:?}: {told}, not {truth}");
+                let quantile = figures.first_byte_quantile(share).unwrap() * 1e3;
+                let error: f64 = quantile / truth - 1.0;
+                assert!(error.abs() <= 0.125, "p{share} of {all:?}: {quantile}, not {truth}");
             }
         }
     }
 
     #[test]
-    fn a_pod_that_begins_anew_gives_no_negative_figures() {
+    fn figures_of_a_pod_that_was_added_again_are_never_negative() {
         let before =
-            Figures { requests: 10, cached_tokens: 5, told_tokens: 9, ..times(&[(8, 10)]) };
+            Figures { requests: 10, cached_tokens: 5, reported_tokens: 9, ..times(&[(8, 10)]) };
         let after = Figures { requests: 4, ..times(&[(8, 4)]) };
         assert_eq!(after.since(&before), Figures::default());
         assert_eq!(before.and(&after).since(&after), before);

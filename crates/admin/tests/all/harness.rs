@@ -1,4 +1,4 @@
-//! A gateway with everything around it, in this process, and a small HTTP client.
+//! A gateway with its admin plane in this process, and a small HTTP client.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use wornpath_admin::{AdminContext, Logging, Setup, start};
 use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::Gateway;
 
-/// A folder of this test alone, empty.
+/// An empty folder for one test.
 pub(crate) fn folder(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = std::fs::remove_dir_all(&folder);
@@ -21,10 +21,10 @@ pub(crate) fn folder(test: &str) -> PathBuf {
 }
 
 /// A gateway that runs until it is dropped.
-pub(crate) struct World {
+pub(crate) struct TestServer {
     pub(crate) gateway: Arc<Gateway>,
-    pub(crate) around: AdminContext,
-    /// Last, since everything runs on it.
+    pub(crate) context: AdminContext,
+    /// Last, so that it is dropped after all that runs on it.
     pub(crate) runtime: Runtime,
 }
 
@@ -44,8 +44,8 @@ impl Logging for Levels {
     }
 }
 
-impl World {
-    /// Started with the configuration at `path`.
+impl TestServer {
+    /// Starts with the configuration at `path`.
     pub(crate) fn start(path: &Path) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -58,31 +58,31 @@ impl World {
         let gateway = Gateway::new(settings, runtime.handle().clone(), 7).unwrap();
         let logging = Box::new(Levels(Mutex::new("info".to_owned())));
         let setup = Setup { path: Some(path.to_owned()), config, tokenizers, logging };
-        let around = start(&gateway, setup).unwrap();
-        Self { gateway, around, runtime }
+        let context = start(&gateway, setup).unwrap();
+        Self { gateway, context, runtime }
     }
 
     pub(crate) fn admin(&self) -> SocketAddr {
-        self.around.admin.unwrap()
+        self.context.admin.unwrap()
     }
 
-    /// Asks the admin plane.
+    /// Sends a request to the admin plane.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let (status, text) = call(self.admin(), method, path, &[], body);
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
-    /// The names of the pods that are there.
+    /// The names of all pods.
     pub(crate) fn pods(&self) -> Vec<String> {
         let snapshot = self.gateway.snapshot();
         snapshot.entries().iter().map(|entry| entry.pod.facts().name.to_string()).collect()
     }
 
-    /// Waits until something is so.
-    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    /// Polls until a condition holds, for at most 15 s.
+    pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         self.runtime.block_on(async {
             for _ in 0..600 {
-                if is_so(self) {
+                if holds(self) {
                     return;
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(25)).await;
@@ -92,7 +92,7 @@ impl World {
     }
 }
 
-/// One HTTP request on a connection of its own.
+/// Sends one HTTP request on a new connection.
 pub(crate) fn call(
     address: SocketAddr,
     method: &str,
@@ -112,9 +112,9 @@ pub(crate) fn call(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     stream.write_all(format!("{head}\r\n{body}").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     (status, body.to_owned())
 }

@@ -1,0 +1,176 @@
+//! Alerts: log lines about event sources and circuit breakers, one per change of state.
+//!
+//! The probe loop looks at every pod many times a second; an alert remembers what it has logged, so
+//! that a failure that persists is logged once.
+
+use crate::fleet::snapshot::FleetSnapshot;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_events::{FeedState, PodStatus};
+use wornpath_index::Moment;
+use wornpath_routing::BreakerState;
+
+/// A failure that recurs after this long without it is logged again.
+const REPEAT_AFTER: Duration = Duration::from_secs(60);
+
+/// The failures of event sources that were logged.
+#[derive(Debug, Default)]
+pub(crate) struct EventAlerts {
+    /// By source.
+    unreachable: AlertState,
+    /// By pod.
+    quarantined: AlertState,
+}
+
+/// A failure to log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EventAlert<'a> {
+    /// A source is unreachable.
+    Unreachable { pod: &'a str, source: &'a str, reason: &'a str },
+    /// A pod's events are malformed and ignored for a while.
+    Quarantined { pod: &'a str, reason: &'a str },
+}
+
+impl EventAlerts {
+    /// The failures that are new since the last call. If pods share a source, the first is named.
+    pub(crate) fn update<'a>(&mut self, pods: &'a [PodStatus], now: Moment) -> Vec<EventAlert<'a>> {
+        self.unreachable.forget(now);
+        self.quarantined.forget(now);
+        let mut alerts = Vec::new();
+        for PodStatus { pod, troubles, status, .. } in pods {
+            for trouble in troubles {
+                let source = &trouble.source;
+                let reason = trouble.reason.as_str();
+                if self.unreachable.is_new(source, reason, now) {
+                    alerts.push(EventAlert::Unreachable { pod, source, reason });
+                }
+            }
+            let reason = status.last_malformed.as_deref().unwrap_or_default();
+            let is_quarantined = status.state == FeedState::Quarantined;
+            if is_quarantined && self.quarantined.is_new(pod, reason, now) {
+                alerts.push(EventAlert::Quarantined { pod, reason });
+            }
+        }
+        alerts
+    }
+}
+
+impl EventAlert<'_> {
+    pub(crate) fn log(self) {
+        match self {
+            Self::Unreachable { pod, source, reason } => {
+                tracing::warn!(pod, source, reason, "event source unreachable");
+            }
+            Self::Quarantined { pod, reason } => {
+                tracing::warn!(pod, reason, "cache events quarantined");
+            }
+        }
+    }
+}
+
+/// The last reason for each source or pod, and when it was last seen.
+#[derive(Debug, Default)]
+struct AlertState(BTreeMap<Arc<str>, (String, Moment)>);
+
+impl AlertState {
+    fn forget(&mut self, now: Moment) {
+        self.0.retain(|_, (_, seen)| now.saturating_sub(*seen) < REPEAT_AFTER);
+    }
+
+    fn is_new(&mut self, key: &Arc<str>, reason: &str, now: Moment) -> bool {
+        match self.0.get_mut(key) {
+            Some((last, seen)) if *last == reason => {
+                *seen = now;
+                false
+            }
+            _ => {
+                self.0.insert(Arc::clone(key), (reason.to_owned(), now));
+                true
+            }
+        }
+    }
+}
+
+/// The breaker states that were logged, by address. Pods at one address share one breaker.
+#[derive(Debug, Default)]
+pub(crate) struct BreakerAlerts(HashMap<String, BreakerState>);
+
+impl BreakerAlerts {
+    /// Logs the changes since the last call.
+    pub(crate) fn update(&mut self, snapshot: &FleetSnapshot) {
+        for entry in snapshot.entries() {
+            let now = entry.pod.vitals().breaker();
+            let url = entry.endpoint.url();
+            let before = self.0.get(url).copied().unwrap_or(BreakerState::Closed);
+            if now == before {
+                continue;
+            }
+            self.0.insert(url.to_owned(), now);
+            let pod = &entry.pod.facts().name;
+            match (before, now) {
+                (BreakerState::HalfOpen, BreakerState::Open) => {
+                    tracing::info!(%pod, url, reason = "trial request failed", "pod down");
+                }
+                (_, BreakerState::Open) => {
+                    tracing::warn!(%pod, url, reason = "unreachable, connection broken or repeated failures", "pod down");
+                }
+                (_, BreakerState::HalfOpen) => {
+                    tracing::info!(%pod, url, "pod half-open: trying one request at a time");
+                }
+                // A pod at its limit may back off several times a second.
+                (_, BreakerState::Resting) => {
+                    tracing::debug!(%pod, url, "pod overloaded; backing off");
+                }
+                (BreakerState::Resting, BreakerState::Closed) => {
+                    tracing::debug!(%pod, url, "pod backoff over");
+                }
+                (_, BreakerState::Closed) => tracing::info!(%pod, url, "pod up"),
+            }
+        }
+        self.0.retain(|url, _| snapshot.entries().iter().any(|entry| entry.endpoint.url() == url));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_events::{Feed, FeedRules, SourceError};
+
+    fn status(pod: &str, reason: &str) -> PodStatus {
+        let trouble = SourceError { source: "redis://there".into(), reason: reason.to_owned() };
+        PodStatus {
+            pod: pod.into(),
+            sources: Vec::new(),
+            troubles: vec![trouble],
+            status: Feed::new(FeedRules::default()).status(Moment::ZERO),
+        }
+    }
+
+    #[test]
+    fn a_reason_is_logged_once_for_a_source_until_it_changes_or_recurs_much_later() {
+        let mut alerts = EventAlerts::default();
+        let second = Duration::from_secs;
+        let mut logged =
+            |reason, now| alerts.update(&[status("a", reason), status("b", reason)], now).len();
+        assert_eq!(logged("refused", second(0)), 1);
+        assert_eq!(logged("refused", second(50)), 0);
+        assert_eq!(logged("refused", second(100)), 0, "it still fails");
+        assert_eq!(logged("wrong password", second(101)), 1);
+        assert_eq!(logged("wrong password", second(200)), 1, "it worked in between");
+    }
+
+    #[test]
+    fn a_quarantined_pod_is_logged_once_with_the_reason() {
+        let mut quarantined = status("a", "");
+        quarantined.troubles.clear();
+        quarantined.status.last_malformed = Some("block_size".to_owned());
+        let mut alerts = EventAlerts::default();
+        let now = Moment::ZERO;
+        assert_eq!(alerts.update(&[quarantined.clone()], now), []);
+        quarantined.status.state = FeedState::Quarantined;
+        let alert = EventAlert::Quarantined { pod: "a", reason: "block_size" };
+        assert_eq!(alerts.update(&[quarantined.clone()], now), [alert]);
+        assert_eq!(alerts.update(&[quarantined], now), []);
+    }
+}
