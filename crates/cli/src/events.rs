@@ -91,7 +91,7 @@ async fn tail(
             }
             continue;
         };
-        let (SourceSignal::Of(_, said) | SourceSignal::OfAll(said)) = heard;
+        let (SourceSignal::Pod(_, said) | SourceSignal::AllPods(said)) = heard;
         match said {
             SourceMessage::Connected => {
                 (is_connected, told) = (true, String::new());
@@ -99,7 +99,7 @@ async fn tail(
                 // What came between is for a replay to say.
                 expected = None;
                 if let Some(from) = arguments.since.filter(|_| std::mem::take(&mut waits)) {
-                    transport.ask(&pod, SourceQuery::Replay { from });
+                    transport.query(&pod, SourceQuery::Replay { from });
                 }
             }
             SourceMessage::Disconnected => {
@@ -107,15 +107,14 @@ async fn tail(
                 let reason = transport.last_error().unwrap_or("the connection was lost");
                 writeln!(out, "disconnected: {reason}; connecting again")?;
             }
-            SourceMessage::Malformed { heading, reason } => {
-                let number =
-                    heading.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
+            SourceMessage::Malformed { id, reason } => {
+                let number = id.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
                 writeln!(out, "#{number} malformed: {reason}")?;
             }
             SourceMessage::ReplayEnd => writeln!(out, "end of the replay")?,
-            SourceMessage::Batch { heading, via, batch } => {
-                let sequence = heading.sequence.unwrap_or_default();
-                if via == Delivery::Live {
+            SourceMessage::Batch { id, delivery, batch } => {
+                let sequence = id.sequence.unwrap_or_default();
+                if delivery == Delivery::Live {
                     note_order(out, expected, sequence)?;
                     expected = sequence.checked_add(1);
                 }

@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
     runtime.block_on(async {
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
-            let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
+            let transport = ZeroMq::new(pod.clone(), address.clone()).with_raw_payloads();
             let carried = RelayTotals { transport, pod: pod.clone(), epoch };
             spawn(&mut pods, &arguments.to, carried)?;
             writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
@@ -123,8 +123,8 @@ impl RelayTotals {
         let name = self.pod.clone();
         let mut has_left_out = false;
         let report = move |news: RelayEvent<'_>| match news {
-            RelayEvent::EngineHeard => eprintln!("{name}: the engine can be heard"),
-            RelayEvent::EngineUnheard(why) => {
+            RelayEvent::EngineConnected => eprintln!("{name}: the engine can be heard"),
+            RelayEvent::EngineUnreachable(why) => {
                 eprintln!("{name}: the engine cannot be heard: {why}; trying again");
             }
             RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {

@@ -69,7 +69,7 @@ fn whoever_listens_to_nobody_is_told_why_until_somebody_publishes() {
 fn an_address_that_is_none_is_refused_with_the_cure() {
     let refused = tail(&["--from", "http://pod:1"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(error.contains("it begins with neither zmq:// nor tcp://"), "{error}");
+    assert!(error.contains("it must begin with zmq:// or tcp://"), "{error}");
     assert!(error.contains("write zmq://host:port?replay=port&topic=prefix"), "{error}");
     let refused = tail(&["--from", "zmq://127.0.0.1:1", "--since", "0"]);
     let error = String::from_utf8(refused.stderr).unwrap();

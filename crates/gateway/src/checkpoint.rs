@@ -6,7 +6,7 @@ use crate::settings::CheckpointSettings;
 use crate::state::{Gateway, lock};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read, write};
+use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read};
 use wornpath_index::Moment;
 
 /// How long records are kept for pods that have not come. Discovery finds them in seconds, or they are no more.
@@ -42,7 +42,7 @@ impl Checkpoint {
         let file = self.settings.file.display();
         match read(&self.settings.file) {
             Ok(records) => {
-                let blocks: usize = records.iter().map(|record| record.items.len()).sum();
+                let blocks: usize = records.iter().map(|record| record.blocks.len()).sum();
                 tracing::info!(%file, pods = records.len(), blocks, "checkpoint read: it counts once the pods confirm it");
                 records
             }
@@ -56,7 +56,7 @@ impl Checkpoint {
     /// Writes down what is known now.
     pub(crate) fn write(&self, gateway: &Gateway) {
         let mut history = lock(&self.history);
-        match write(&self.settings.file, gateway.events()) {
+        match gateway.events().write_checkpoint(&self.settings.file) {
             Ok(written) => {
                 history.last = Some((gateway.now(), written));
                 history.written += 1;
@@ -77,7 +77,7 @@ pub(crate) async fn keep(gateway: Arc<Gateway>) {
         tokio::time::sleep(checkpoint.settings.every).await;
         let gateway = Arc::clone(&gateway);
         if gateway.now() > KEPT_FOR {
-            gateway.events().recall(Vec::new());
+            gateway.events().load_checkpoint(Vec::new());
         }
         let writing = tokio::task::spawn_blocking(move || finish(&gateway));
         if let Err(error) = writing.await {

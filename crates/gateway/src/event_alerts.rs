@@ -33,8 +33,8 @@ impl EventAlerts {
         self.unreachable.forget(now);
         self.quarantined.forget(now);
         let mut news = Vec::new();
-        for PodStatus { pod, troubles, status, .. } in pods {
-            for trouble in troubles {
+        for PodStatus { pod, errors, status, .. } in pods {
+            for trouble in errors {
                 let (source, reason) = (&trouble.source, trouble.reason.as_str());
                 if self.unreachable.is_new(source, reason, now) {
                     news.push(EventAlert::Unreachable { pod, source, reason });
@@ -99,7 +99,7 @@ mod tests {
         PodStatus {
             pod: pod.into(),
             sources: Vec::new(),
-            troubles: vec![trouble],
+            errors: vec![trouble],
             status: Feed::new(FeedRules::default()).status(Moment::ZERO),
         }
     }
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_pod_that_is_quarantined_is_told_once_with_what_was_wrong() {
         let mut quarantined = status("a", "");
-        quarantined.troubles.clear();
+        quarantined.errors.clear();
         quarantined.status.last_malformed = Some("block_size".to_owned());
         let (mut unheard, now) = (EventAlerts::default(), Moment::ZERO);
         assert_eq!(unheard.look(&[quarantined.clone()], now), []);

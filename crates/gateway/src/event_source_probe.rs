@@ -28,7 +28,7 @@ impl EventSourceProbe {
         loop {
             tracing::info!(pod = %self.pod, from = %known, "publishes its cache events");
             let new = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
-            let make = || new().judged_by(Arc::clone(&judge));
+            let make = || new().with_dial_policy(Arc::clone(&judge));
             known = tokio::select! {
                 never = supervise(make, &events, clock) => match never {},
                 another = self.another(&known) => another,

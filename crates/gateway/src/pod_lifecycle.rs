@@ -237,7 +237,7 @@ impl Gateway {
         } else {
             EventTrust::Guessed
         });
-        let is_recalled = self.events().is_only_recalled(name.as_str());
+        let is_recalled = self.events().is_unconfirmed(name.as_str());
         vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
         seats.push(PodEntry { settings, pod, endpoint, cards, block_size, feeder, is_asked });
         Ok(())
@@ -287,7 +287,7 @@ impl Gateway {
                 let (address, judge) = (address.clone(), judge(endpoint));
                 self.background().spawn(named(task, async move {
                     let new = || ZeroMq::new(Arc::clone(&pod), address.clone());
-                    let make = || new().judged_by(Arc::clone(&judge));
+                    let make = || new().with_dial_policy(Arc::clone(&judge));
                     supervise(make, &events, clock).await;
                 }))
             }

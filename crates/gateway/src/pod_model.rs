@@ -19,7 +19,7 @@ impl Gateway {
         let (pod, settings) = (seat.pod.facts(), self.settings());
         // Without a model it would not have got its seat; if its model is listed no more, all stays.
         if let Ok(serving) = serving(&seat.settings, &pod.models, &settings) {
-            self.events().serve(pod.name.as_str(), serving, self.now());
+            self.events().set_served_model(pod.name.as_str(), serving, self.now());
         }
     }
 }
@@ -40,6 +40,6 @@ pub(crate) fn serving(
         key: settings.key.clone(),
         model: model.name.clone(),
         block_size: model.block_size.tokens(),
-        names: BlockIdScheme::default(),
+        id_scheme: BlockIdScheme::default(),
     })
 }

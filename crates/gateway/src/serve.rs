@@ -28,7 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
-use wornpath_events::{EventPods, keep_time};
+use wornpath_events::{EventPods, run_timers};
 use wornpath_execution::beat;
 
 /// Why a gateway cannot serve.
@@ -151,8 +151,8 @@ async fn accept_until_told(
 ) {
     let watched = gateway.threads.add("accept").beat_on(&Handle::current());
     let (elsewhere, clock) = (gateway.background(), gateway.clock());
-    let keep_time = move |events: Arc<EventPods>| async move { keep_time(&events, clock).await };
-    tend(elsewhere, "keeping events' time", gateway.events(), keep_time);
+    let timers = move |events: Arc<EventPods>| async move { run_timers(&events, clock).await };
+    tend(elsewhere, "keeping events' time", gateway.events(), timers);
     // No worker that answers clients has this number.
     let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
     tend(elsewhere, "looking after pods", &overseer, look_after);

@@ -151,7 +151,7 @@ impl Gateway {
         let clock = EventClock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
         let events = Arc::new(EventPods::new(index.clone(), rules));
-        events.recall(records);
+        events.load_checkpoint(records);
         let gateway = Arc::new(Self {
             claims: PrefixLocks::default(),
             lobby: WaitRooms::default(),

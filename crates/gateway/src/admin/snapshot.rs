@@ -50,7 +50,7 @@ pub(super) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         "rates": between.as_ref().map(rates),
         "totals": totals_shown(gateway, &all),
         "pods": pods,
-        "strangers": gateway.events().strangers(),
+        "strangers": gateway.events().unknown_pod_messages(),
         "index": index(gateway),
         "decisions": decisions,
         "explained_per_second": gateway.settings().explained,

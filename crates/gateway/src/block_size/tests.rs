@@ -4,10 +4,10 @@ use super::*;
 use crate::settings::{EventSource, NamedProfile, PodSettings};
 use serde_json::json;
 use tokio::runtime::Runtime;
-use wornpath_events::checkpoint::BlockIdentity;
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
-    BatchId, BlockIdScheme, Capabilities, Delivery, ResumePoint, SourceMessage, SourceSignal,
+    BatchId, BlockIdScheme, BlockIdentity, Capabilities, Delivery, ResumePoint, SourceMessage,
+    SourceSignal,
 };
 use wornpath_index::{Depths, EngineHash};
 use wornpath_routing::ByteTokenizer;
@@ -65,9 +65,9 @@ fn size(gateway: &Gateway) -> BlockSize {
     let pod = gateway.roster().seats()[0].pod.clone();
     let mut batch = Box::<WireBatch>::default();
     batch.push(WireEvent::Stored(WireStored::plain(&[EngineHash(1)], None, &[7; WHOLE])));
-    let said = SourceMessage::Batch { heading: BatchId::default(), via: Delivery::Live, batch };
-    let heard = SourceSignal::Of(pod.facts().name.as_str().into(), said);
-    gateway.events().hear(&mut gateway.index().writer(), &source, heard, gateway.now());
+    let said = SourceMessage::Batch { id: BatchId::default(), delivery: Delivery::Live, batch };
+    let heard = SourceSignal::Pod(pod.facts().name.as_str().into(), said);
+    gateway.events().handle(&mut gateway.index().writer(), &source, heard, gateway.now());
 
     let (routing, mut chain, mut answer) = (gateway.routing(), Vec::new(), Depths::default());
     let hasher = routing.models().find(&"m".into()).unwrap().hasher();
@@ -204,9 +204,14 @@ fn what_was_reported_stays_under_a_new_configuration_and_is_known_of_a_model_tha
 fn a_checkpoint_is_read_by_the_size_that_it_was_written_by_unless_another_is_configured() {
     let record = |model: &str, block_size| {
         let root = Settings::default().key.root(&Scope::model(model));
-        let naming = BlockIdentity { root, block_size, names: BlockIdScheme::default() };
-        let (memo, partial_groups, items) = (ResumePoint::default(), Vec::new(), Vec::new());
-        PodCheckpoint { pod: "a".into(), naming, memo, partial_groups, items }
+        let identity = BlockIdentity { root, block_size, scheme: BlockIdScheme::default() };
+        PodCheckpoint {
+            pod: "a".into(),
+            identity,
+            resume_point: ResumePoint::default(),
+            partial_groups: Vec::new(),
+            blocks: Vec::new(),
+        }
     };
     let configured = BlockSize::Configured(tokens(16));
     let models = vec![

@@ -24,8 +24,8 @@ pub async fn take_pushes(
     listener: Arc<TcpListener>,
     access: PushAccess,
 ) {
-    let guests = Arc::<PodTokens>::default();
-    let (push, service) = Push::new(Arc::clone(&guests));
+    let tokens = Arc::<PodTokens>::default();
+    let (push, service) = Push::new(Arc::clone(&tokens));
     let events = Arc::clone(running.gateway().events());
     let follow = async {
         let mut changes = running.changes();
@@ -35,7 +35,7 @@ pub async fn take_pushes(
                 .sources()
                 .iter()
                 .filter(|source| matches!(source.kind, SourceKind::Push { .. }));
-            guests.are(pushing.flat_map(|source| fed_by(&running, source)).collect());
+            tokens.set(pushing.flat_map(|source| fed_by(&running, source)).collect());
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -80,10 +80,10 @@ async fn hear_out(
     tls: Option<ListenerTls>,
 ) {
     match tls {
-        None => service.speak(stream, access).await,
+        None => service.serve_connection(stream, access).await,
         Some(tls) => {
             if let Some(stream) = http_conn::greeted(stream, &tls).await {
-                service.speak(stream, access).await;
+                service.serve_connection(stream, access).await;
             }
         }
     }

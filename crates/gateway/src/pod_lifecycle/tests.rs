@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
-    AttachedPod, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
+    AttachedSource, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
 };
 use wornpath_index::{BlockDigest, EngineHash};
 
@@ -46,22 +46,23 @@ fn seat(gateway: &Gateway) -> PodEntry {
     gateway.roster().seats()[0].clone()
 }
 
-fn attach(gateway: &Gateway) -> AttachedPod {
+fn attach(gateway: &Gateway) -> AttachedSource {
     gateway.events().attach("push", Capabilities { snapshot: true, ..Capabilities::default() })
 }
 
 /// The pod says that it holds two blocks.
-fn say(gateway: &Gateway, source: &AttachedPod) {
+fn say(gateway: &Gateway, source: &AttachedSource) {
     let mut batch = Box::<WireBatch>::default();
     let (hashes, tokens) = ([1, 2].map(EngineHash), [7; 32]);
     batch.push(WireEvent::Stored(WireStored::plain(&hashes, None, &tokens)));
-    let (heading, mut writer) = (BatchId::default(), gateway.index().writer());
+    let mut writer = gateway.index().writer();
     let pod: Arc<str> = seat(gateway).pod.facts().name.as_str().into();
-    for said in
-        [SourceMessage::Connected, SourceMessage::Batch { heading, via: Delivery::Live, batch }]
-    {
-        let heard = SourceSignal::Of(Arc::clone(&pod), said);
-        gateway.events().hear(&mut writer, source, heard, gateway.now());
+    for said in [
+        SourceMessage::Connected,
+        SourceMessage::Batch { id: BatchId::default(), delivery: Delivery::Live, batch },
+    ] {
+        let heard = SourceSignal::Pod(Arc::clone(&pod), said);
+        gateway.events().handle(&mut writer, source, heard, gateway.now());
     }
 }
 
