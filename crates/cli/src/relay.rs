@@ -1,12 +1,13 @@
 //! `wornpath relay`: engines' events to a broker, so that many routers share one stream.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use wornpath_events::{
-    Epoch, PodName, RelayEvent, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login,
+    BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind, TransportOrigin,
+    ZeroMq, ZmqAddress, without_login,
 };
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
@@ -25,18 +26,8 @@ pub(crate) struct RelayArguments {
 
 #[derive(Clone)]
 struct RelayBroker {
-    kind: BrokerKind,
-    /// The server's address without what follows.
-    url: String,
-    /// A stream's name, or what streams' names begin with.
-    stream: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum BrokerKind {
-    Nats,
-    Redis,
-    Kafka,
+    kind: &'static TransportKind,
+    address: BrokerStream,
 }
 
 fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
@@ -52,17 +43,14 @@ fn broker(text: &str) -> Result<RelayBroker, String> {
     const EXPECTED: &str =
         "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
     let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
-    let kind = match scheme {
-        "nats" => BrokerKind::Nats,
-        "redis" => BrokerKind::Redis,
-        "kafka" => BrokerKind::Kafka,
-        _ => return Err(EXPECTED.to_owned()),
-    };
+    let is_broker = |kind: &&TransportKind| kind.origin == TransportOrigin::Broker;
+    let kind = TransportKind::named(scheme).filter(is_broker).ok_or(EXPECTED)?;
     let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
     if server.is_empty() || stream.is_empty() {
         return Err(EXPECTED.to_owned());
     }
-    Ok(RelayBroker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
+    let address = BrokerStream { url: format!("{scheme}://{server}"), stream: stream.to_owned() };
+    Ok(RelayBroker { kind, address })
 }
 
 /// Two relays of one pod in one process would take each other for a restart of the engine.
@@ -88,9 +76,16 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_raw_payloads();
-            let carried = RelayTotals { transport, pod: pod.clone(), epoch };
-            spawn(&mut pods, &arguments.to, carried)?;
-            writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
+            let task =
+                RelayTask { from: transport, pod: pod.clone(), epoch, report: reporter(pod) };
+            let RelayBroker { kind, address: broker } = &arguments.to;
+            let relay = kind.relay(broker, task).map_err(|error| {
+                anyhow!("broker {}/{}: {error}", without_login(&broker.url), broker.stream)
+            })?;
+            pods.spawn(async move {
+                relay.await;
+            });
+            writeln!(out, "relaying {pod} from {address} to {}", without_login(&broker.url))?;
         }
         out.flush()?;
         match pods.join_next().await {
@@ -110,72 +105,23 @@ fn starting_epoch() -> Epoch {
     Epoch(since.as_millis() as u64)
 }
 
-/// One pod on its way to a broker.
-struct RelayTotals {
-    transport: ZeroMq,
-    pod: PodName,
-    epoch: Epoch,
-}
-
-impl RelayTotals {
-    #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
-    async fn over<S: Sink>(self, sink: S) {
-        let name = self.pod.clone();
-        let mut has_left_out = false;
-        let report = move |news: RelayEvent<'_>| match news {
-            RelayEvent::EngineConnected => eprintln!("{name}: the engine can be heard"),
-            RelayEvent::EngineUnreachable(why) => {
-                eprintln!("{name}: the engine cannot be heard: {why}; trying again");
-            }
-            RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
-                eprintln!("{name}: {error}; trying again");
-            }
-            // Where one is too large others will be, and routers count them.
-            RelayEvent::Broker(SinkError::TooLarge { .. })
-                if std::mem::replace(&mut has_left_out, true) => {}
-            RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
-        };
-        relay(self.transport, sink, self.pod, self.epoch, report).await;
-    }
-}
-
-#[cfg_attr(
-    not(any(feature = "nats", feature = "redis", feature = "kafka")),
-    allow(
-        unused_variables,
-        clippy::needless_pass_by_value,
-        reason = "there is nobody to carry to"
-    )
-)]
-fn spawn(pods: &mut JoinSet<()>, broker: &RelayBroker, carried: RelayTotals) -> anyhow::Result<()> {
-    match broker.kind {
-        #[cfg(feature = "nats")]
-        BrokerKind::Nats => {
-            let sink = wornpath_events::NatsSink::new(&broker.url, &broker.stream);
-            pods.spawn(carried.over(sink));
-            Ok(())
+/// Prints what happens to the relay of a pod.
+fn reporter(pod: &PodName) -> Box<dyn FnMut(RelayEvent<'_>) + Send> {
+    let name = PodName::clone(pod);
+    let mut has_left_out = false;
+    Box::new(move |news| match news {
+        RelayEvent::EngineConnected => eprintln!("{name}: the engine can be heard"),
+        RelayEvent::EngineUnreachable(why) => {
+            eprintln!("{name}: the engine cannot be heard: {why}; trying again");
         }
-        #[cfg(feature = "redis")]
-        BrokerKind::Redis => {
-            let sink = wornpath_events::RedisSink::new(&broker.url, &broker.stream)?;
-            pods.spawn(carried.over(sink));
-            Ok(())
+        RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
+            eprintln!("{name}: {error}; trying again");
         }
-        #[cfg(feature = "kafka")]
-        BrokerKind::Kafka => {
-            let brokers = broker.url.trim_start_matches("kafka://");
-            pods.spawn(carried.over(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
-            Ok(())
-        }
-        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
-        kind => {
-            let (url, stream) = (without_login(&broker.url), &broker.stream);
-            let feature = format!("{kind:?}").to_lowercase();
-            bail!(
-                "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"
-            )
-        }
-    }
+        // Where one is too large others will be, and routers count them.
+        RelayEvent::Broker(SinkError::TooLarge { .. })
+            if std::mem::replace(&mut has_left_out, true) => {}
+        RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
+    })
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ fn a_relay_names_what_is_wrong_with_its_ends() {
     );
     if cfg!(not(feature = "nats")) {
         let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1/kv");
-        assert!(error.contains("this build has no Nats; build it with --features nats"), "{error}");
+        assert!(error.contains("this build has no NATS; build it with --features nats"), "{error}");
     }
 }
 

@@ -12,7 +12,7 @@ use wornpath_index::PodId;
 use crate::config::{EventSourceConfig, Events, RunningConfig, SourceKind};
 use crate::http_conn;
 use crate::tls::ListenerTls;
-use crate::watchdog::named;
+use crate::watchdog::{TaskName, named};
 
 const MOST_CONNECTIONS: usize = 4096;
 /// How long to wait when the system gives no more connections.
@@ -137,55 +137,22 @@ fn fed_by(
     fed
 }
 
-#[cfg_attr(
-    not(any(feature = "nats", feature = "redis", feature = "kafka")),
-    expect(unused_variables, reason = "no broker is built in")
-)]
 fn read(
     reading: &mut JoinSet<()>,
     running: &Arc<RunningConfig>,
-    kind: &SourceKind,
+    source: &SourceKind,
     pods: &[PodName],
 ) {
-    match kind {
-        SourceKind::Push { .. } => {}
-        #[cfg(feature = "nats")]
-        SourceKind::Nats { url, stream } => {
-            let (events, clock) =
-                (Arc::clone(running.gateway().events()), running.gateway().clock());
-            let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
-            reading.spawn(named("cache events over NATS", async move {
-                let make = || wornpath_events::Nats::new(&url, &stream, &pods);
-                wornpath_events::supervise(make, &events, clock).await;
+    let SourceKind::Broker { kind, address } = source else { return };
+    let events = Arc::clone(running.gateway().events());
+    let clock = running.gateway().clock();
+    match kind.consume(address.clone(), pods.to_vec(), events, clock) {
+        Ok(task) => {
+            let name = TaskName::new(&format!("cache events over {}", kind.title));
+            reading.spawn(named(name, async move {
+                task.await;
             }));
         }
-        #[cfg(feature = "kafka")]
-        SourceKind::Kafka { brokers, topic } => {
-            let (events, clock) =
-                (Arc::clone(running.gateway().events()), running.gateway().clock());
-            let (brokers, topic, pods) = (brokers.clone(), topic.clone(), pods.to_vec());
-            reading.spawn(named("cache events over Kafka", async move {
-                let make = || wornpath_events::Kafka::new(&brokers, &topic, &pods);
-                wornpath_events::supervise(make, &events, clock).await;
-            }));
-        }
-        #[cfg(feature = "redis")]
-        SourceKind::Redis { url, stream } => {
-            let (events, clock) =
-                (Arc::clone(running.gateway().events()), running.gateway().clock());
-            let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
-            reading.spawn(named("cache events over Redis", async move {
-                let make = || wornpath_events::RedisStreams::new(&url, &stream, &pods);
-                if let Err(error) = make() {
-                    tracing::error!("redis source `{stream}`: {error}");
-                    return;
-                }
-                let make = || make().expect("the same address was understood a line above");
-                wornpath_events::supervise(make, &events, clock).await;
-            }));
-        }
-        // A configuration with a broker that is not built in was refused.
-        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
-        _ => {}
+        Err(error) => tracing::error!("{} source `{}`: {error}", kind.name, address.stream),
     }
 }
