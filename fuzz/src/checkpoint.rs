@@ -16,12 +16,12 @@ pub fn checkpoint(bytes: &[u8]) {
     let index = Index::new(IndexLimits { blocks_per_pod: 64, ..IndexLimits::default() }, 1);
     let pod = index.add_pod().expect("there are slots");
     for record in records {
-        if index.writer().restore(pod, &record.items).is_err() {
+        if index.writer().restore(pod, &record.blocks).is_err() {
             assert_eq!(index.stats().entries, 0);
             continue;
         }
         let again = index.export(pod).expect("it is there").expect("nothing waits");
-        assert_eq!(again.len(), record.items.len());
+        assert_eq!(again.len(), record.blocks.len());
         let digest = index.digest(pod).expect("it is there");
         index.writer().restore(pod, &again).expect("what the index wrote, it reads");
         assert_eq!(index.digest(pod), Ok(digest));

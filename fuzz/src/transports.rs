@@ -37,7 +37,7 @@ pub fn grpc_report(bytes: &[u8]) {
     let again = PushReport::decode(&report.encode_to_vec()[..]).expect("what we encode, we decode");
     assert_eq!(report, again);
     if let Some(SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. }) =
-        report.said()
+        report.message()
     {
         translate(&batch);
     }

@@ -72,8 +72,9 @@ pub fn push_request(request: &[u8]) {
     let Ok(path) = std::str::from_utf8(&request[..line]) else { return };
     let body = request.get(line + 1..).unwrap_or_default();
     let Ok(pushed) = PushedMessage::parse(path, body) else { return };
-    for said in pushed.said {
-        if let SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } = said {
+    for message in pushed.messages {
+        if let SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } = message
+        {
             translate(&batch);
         }
     }

@@ -1,4 +1,4 @@
-"""The sidecar against a router that remembers what it was told. `python3 -m unittest discover -s sidecar/tests`"""
+"""The sidecar against a router that records its posts. `python3 -m unittest discover -s sidecar/tests`"""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ from wornpath_sidecar.mirror import Mirror, Run, name_of  # noqa: E402
 
 
 class Router:
-    """Takes posts, and answers as it is told to."""
+    """Records posts, and replies as the test sets it."""
 
     def __init__(self):
         self.posts, self.wishes, self.status, self.newest = [], [], 200, 0
@@ -49,7 +49,7 @@ class Router:
         return [body for found, body in self.posts if found == path]
 
     def held(self):
-        """What a router believes after all posts: names with their copies."""
+        """The router's state after all posts: hashes with their copies."""
         held = {}
         for path, body in self.posts:
             if path == "sync":
@@ -80,7 +80,7 @@ class Reporting(unittest.TestCase):
         self.addCleanup(reporter.close)
         return reporter
 
-    def test_what_happens_is_posted_in_order_and_numbered_without_a_gap(self):
+    def test_events_are_posted_in_order_and_numbered_without_a_gap(self):
         reporter = self.reporter()
         eventually(self, lambda: self.router.of("sync"), "the first sync")
         reporter.stored([1, 2, 3], tokens=range(6), block_size=2)
@@ -92,7 +92,7 @@ class Reporting(unittest.TestCase):
         self.assertEqual(self.router.held(), {1: 1, 2: 1, 4: 1})
         self.assertEqual({body["epoch"] for _, body in self.router.posts}, {self.router.posts[0][1]["epoch"]})
 
-    def test_copies_are_counted_and_digests_say_what_is_held(self):
+    def test_copies_are_counted_and_digests_match_the_cache(self):
         reporter = self.reporter()
         reporter.stored([5, 6])
         reporter.stored([5])
@@ -104,7 +104,7 @@ class Reporting(unittest.TestCase):
 
         eventually(self, says_five, "the digest of one block")
 
-    def test_the_router_gets_everything_when_it_asks(self):
+    def test_the_router_gets_a_snapshot_when_it_asks(self):
         reporter = self.reporter()
         reporter.stored([b"a" * 32, b"b" * 32], tokens=range(4), block_size=2, salt="tenant")
         eventually(self, lambda: self.router.of("stored"), "the store")
@@ -116,7 +116,7 @@ class Reporting(unittest.TestCase):
         self.assertEqual((second["parent"], second["tokens"]), (name_of(b"a" * 32), [2, 3]))
         self.assertNotIn("salt", second)
 
-    def test_a_router_that_was_away_gets_everything_when_it_is_back(self):
+    def test_a_router_that_was_unreachable_gets_a_snapshot(self):
         reporter = self.reporter()
         eventually(self, lambda: self.router.of("sync"), "the first sync")
         self.router.status = 503
@@ -125,7 +125,7 @@ class Reporting(unittest.TestCase):
         self.router.status = 200
         eventually(self, lambda: self.router.held() == {1: 1, 2: 1}, "what happened meanwhile")
 
-    def test_a_clock_that_was_set_back_is_made_up_for_by_a_greater_epoch(self):
+    def test_a_sidecar_whose_clock_was_set_back_chooses_a_greater_epoch(self):
         self.router.newest = time.time_ns()
         reporter = self.reporter()
         reporter.stored([1, 2])
@@ -134,9 +134,9 @@ class Reporting(unittest.TestCase):
             later = [body for body in self.router.of("sync") if body["epoch"] == self.router.newest + 1]
             return later and len(later[-1]["stored"]) == 2
 
-        eventually(self, is_heard, "everything under a greater epoch")
+        eventually(self, is_heard, "a snapshot under a greater epoch")
 
-    def test_a_full_queue_makes_nobody_wait_and_is_made_up_for(self):
+    def test_a_full_queue_does_not_block_and_leads_to_a_snapshot(self):
         reporter = self.reporter(most=10, flush=0.05, snapshot=lambda: [Run((77,))])
         start = time.monotonic()
         for block in range(100_000):
@@ -144,7 +144,7 @@ class Reporting(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 5.0)
         eventually(self, lambda: self.router.held() == {77: 1}, "what the engine says it holds")
 
-    def test_the_engine_says_good_bye(self):
+    def test_a_shutdown_is_reported(self):
         reporter = self.reporter()
         reporter.stored([1])
         reporter.close()
@@ -171,7 +171,7 @@ class Pool:
 
 
 class Watching(unittest.TestCase):
-    def test_a_pool_is_listened_to_and_does_what_it_did(self):
+    def test_a_watched_pool_behaves_as_before(self):
         said = []
         reporter = types.SimpleNamespace(
             stored=lambda *args, **named: said.append(("stored", args, named)),
@@ -193,13 +193,13 @@ class Watching(unittest.TestCase):
         self.assertFalse(pool.reset_prefix_cache())
         self.assertEqual(said[2:], [("evicted", [b"%032d" % 8]), "cleared"])
 
-    def test_what_is_no_pool_is_refused(self):
+    def test_an_object_without_the_methods_is_refused(self):
         with self.assertRaisesRegex(TypeError, "has no `cache_full_blocks`"):
             watch_block_pool(object(), None)
 
 
 class Mirroring(unittest.TestCase):
-    def test_an_eviction_of_what_is_not_there_changes_nothing(self):
+    def test_an_eviction_of_an_absent_block_changes_nothing(self):
         mirror = Mirror()
         mirror.store(Run((1,)))
         mirror.evict("CPU", [1])

@@ -1,4 +1,4 @@
-"""Tells a wornpath router what an engine has cached."""
+"""Reports an engine's cache to a wornpath router."""
 
 from .block_pool import watch_block_pool
 from .reporter import Reporter

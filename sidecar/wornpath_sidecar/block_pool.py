@@ -1,4 +1,4 @@
-"""Listens to a block pool like vLLM's: where blocks are cached, and where they are freed."""
+"""Reports the changes of a block pool like vLLM's."""
 
 import functools
 
@@ -6,7 +6,7 @@ from .reporter import Reporter
 
 
 def watch_block_pool(pool, reporter: Reporter) -> None:
-    """Wraps the pool's methods. They do what they did; what happens is put into the reporter's queue on the way.
+    """Wraps the pool's methods: they behave as before, and each change is put into the reporter's queue.
 
     A pool has `cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, block_size, …)`,
     `_maybe_evict_cached_block(block)` and `reset_prefix_cache()`; a block has `block_hash` while it is cached.

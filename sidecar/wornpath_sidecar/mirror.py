@@ -1,6 +1,6 @@
-"""What the engine holds, as the sidecar has been told: enough to say everything again.
+"""A mirror of the engine's cache, from which snapshots and digests are made.
 
-Engines keep several copies of a block under one hash, and announce the end of each; so copies are counted.
+Engines keep several copies of a block under one hash and report the eviction of each, so copies are counted.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 def name_of(block) -> int:
-    """A block's name as the router gets it: 64 bits. Engines name blocks by numbers or by digests of any length."""
+    """A block's hash as the router gets it: 64 bits. Engines have integers or digests of any length."""
     if isinstance(block, int):
         return block & 0xFFFF_FFFF_FFFF_FFFF
     return int.from_bytes(hashlib.blake2b(block, digest_size=8).digest(), "big")
@@ -16,7 +16,7 @@ def name_of(block) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """Blocks that follow each other, as the engine stored them."""
+    """Consecutive blocks of a prompt, as the engine stored them."""
 
     blocks: tuple
     parent: object = None
@@ -27,7 +27,7 @@ class Run:
     salt: str | None = None
 
     def one_by_one(self):
-        """The same as runs of one block."""
+        """Splits it into runs of one block."""
         parent = self.parent
         for at, block in enumerate(self.blocks):
             tokens = self.tokens[at * self.block_size : (at + 1) * self.block_size]
@@ -37,21 +37,21 @@ class Run:
             parent = block
 
     def json(self) -> dict:
-        said = {"hashes": [name_of(block) for block in self.blocks], "tier": self.tier}
+        body = {"hashes": [name_of(block) for block in self.blocks], "tier": self.tier}
         if self.tokens:
-            said |= {"tokens": list(self.tokens), "block_size": self.block_size}
+            body |= {"tokens": list(self.tokens), "block_size": self.block_size}
         if self.parent is not None:
-            said["parent"] = name_of(self.parent)
+            body["parent"] = name_of(self.parent)
         if self.lora:
-            said["lora"] = self.lora
+            body["lora"] = self.lora
         if self.salt and self.parent is None:
-            said["salt"] = self.salt
-        return said
+            body["salt"] = self.salt
+        return body
 
 
 @dataclass
 class Mirror:
-    """Every block of every tier, with its copies."""
+    """Every block of every tier, with its number of copies."""
 
     held: dict = field(default_factory=dict)
 
@@ -72,12 +72,12 @@ class Mirror:
     def clear(self) -> None:
         self.held.clear()
 
-    def everything(self) -> list[dict]:
-        """Each block once for every copy; parents come before their children, since they were stored before them."""
+    def snapshot(self) -> list[dict]:
+        """Each block once per copy; parents come before their children, because they were stored first."""
         return [run.json() for run, copies in self.held.values() for _ in range(copies)]
 
     def digest(self) -> dict:
-        """By tier how many blocks there are, and the exclusive or of their names."""
+        """Per tier the number of blocks and the exclusive or of their hashes."""
         tiers = {}
         for tier, block in self.held:
             count, xor = tiers.get(tier, (0, 0))

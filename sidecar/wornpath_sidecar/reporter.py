@@ -1,8 +1,8 @@
-"""Posts what happens to an engine's cache, from a thread of its own.
+"""Posts the changes of an engine's cache, from a thread of its own.
 
-The engine's side is a bounded queue that nobody waits for: when it is full, what happens is not put into it, and the
-router gets everything instead. The mirror that everything is taken from would then be wrong too, so it is asked of the
-engine (`snapshot`), or, where the engine cannot tell, begun anew.
+The engine puts changes into a bounded queue and never blocks: when the queue is full, changes are dropped and the router
+gets a snapshot instead. The mirror has missed the dropped changes too, so it is filled from the engine (`snapshot`), or
+cleared where the engine has no such function.
 """
 
 import collections
@@ -19,9 +19,9 @@ log = logging.getLogger("wornpath")
 
 
 class Reporter:
-    """One engine's voice.
+    """Reports one engine's cache.
 
-    `snapshot`, if given, returns all that the engine holds as a list of `Run`, and is called from the reporter's thread.
+    `snapshot`, if given, returns the engine's whole cache as a list of `Run`; the reporter's thread calls it.
     """
 
     def __init__(self, router, pod, token=None, snapshot=None, *, flush=0.1, digest=1.0, sync=5.0, most=1 << 16):
@@ -30,38 +30,38 @@ class Reporter:
         self._queue, self._most = collections.deque(), most
         self._overflowed = False
         self._mirror, self._sequence = Mirror(), 0
-        # A later life of the engine has a larger number, whatever the clock's unit.
+        # The epoch: a later process has a larger one.
         self._epoch = time.time_ns() // 1_000_000
         self._wants_sync = True
-        # A router that does not answer is left alone for longer and longer.
+        # Backoff while the router is unreachable.
         self._failures, self._quiet_until = 0, 0.0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wornpath-sidecar", daemon=True)
         self._thread.start()
 
-    # --- called by the engine; none of these waits ---
+    # --- called by the engine; none of these blocks ---
 
     def stored(self, blocks, parent=None, tokens=(), block_size=0, tier="GPU", lora=None, salt=None) -> None:
-        """Blocks that follow each other are cached now. Names are numbers or bytes."""
+        """Consecutive blocks were cached. Hashes are integers or bytes."""
         self._put(("stored", Run(tuple(blocks), parent, tuple(tokens), block_size, tier, lora, salt)))
 
     def evicted(self, blocks, tier="GPU") -> None:
-        """One copy of each block is gone."""
+        """One copy of each block was evicted."""
         self._put(("evicted", (tier, tuple(blocks))))
 
     def cleared(self) -> None:
-        """Everything is gone."""
+        """The whole cache was cleared."""
         self._put(("cleared", None))
 
     def close(self) -> None:
-        """Says good-bye. Waits for the thread to end."""
+        """Reports the shutdown, and waits for the thread to end."""
         self._ending.set()
         self._thread.join(timeout=5)
 
-    def _put(self, happened) -> None:
+    def _put(self, event) -> None:
         # Appending to a deque takes no lock that the other thread could hold for long.
         if len(self._queue) < self._most:
-            self._queue.append(happened)
+            self._queue.append(event)
         else:
             self._overflowed = True
 
@@ -72,14 +72,14 @@ class Reporter:
         self._post("register", {})
         while not self._ending.wait(self._every["flush"]):
             try:
-                self._turn(due, time.monotonic())
-            except Exception:  # an engine must not die of its sidecar
-                log.exception("wornpath sidecar: a turn failed")
+                self._step(due, time.monotonic())
+            except Exception:  # the sidecar must not crash the engine
+                log.exception("wornpath sidecar: reporting failed")
                 self._wants_sync = True
         self._flush()
         self._post("bye", {})
 
-    def _turn(self, due, now) -> None:
+    def _step(self, due, now) -> None:
         self._flush()
         if now < self._quiet_until:
             return
@@ -87,20 +87,20 @@ class Reporter:
             self._sync()
             due["sync"], due["digest"] = now + self._every["sync"], now + self._every["digest"]
         elif now >= due["digest"]:
-            said = {"tiers": self._mirror.digest()}
-            self._post("digest", self._numbered(said, self._sequence - 1))
+            body = {"tiers": self._mirror.digest()}
+            self._post("digest", self._numbered(body, self._sequence - 1))
             due["digest"] = now + self._every["digest"]
 
     def _flush(self) -> None:
-        """Posts what happened since, in order: neighbours of one kind together."""
+        """Posts the queued events in order; consecutive ones of one kind share a post."""
         stored, evicted = [], {}
 
         def send() -> None:
             if stored:
-                self._say("stored", {"stored": [run.json() for run in stored]})
+                self._post_numbered("stored", {"stored": [run.json() for run in stored]})
                 stored.clear()
             for tier, blocks in evicted.items():
-                self._say("evicted", {"evicted": [Run((block,)).json()["hashes"][0] for block in blocks], "tier": tier})
+                self._post_numbered("evicted", {"evicted": [Run((block,)).json()["hashes"][0] for block in blocks], "tier": tier})
             evicted.clear()
 
         for _ in range(len(self._queue)):
@@ -121,46 +121,46 @@ class Reporter:
                 self._wants_sync = True
         send()
 
-    def _say(self, what, said) -> None:
-        """Posts a numbered batch; one that does not arrive is made up for by everything."""
+    def _post_numbered(self, path, body) -> None:
+        """Posts a numbered batch; if that fails, a snapshot follows."""
         is_quiet = time.monotonic() < self._quiet_until
-        if is_quiet or not self._post(what, self._numbered(said, self._sequence)):
+        if is_quiet or not self._post(path, self._numbered(body, self._sequence)):
             self._wants_sync = True
         self._sequence += 1
 
     def _sync(self) -> None:
         if self._overflowed:
             self._overflowed = False
-            # What is in the queue is older than what the engine tells now, or nobody knows what it belongs to.
+            # The queue is older than the engine's snapshot; without one, its parents are unknown.
             self._queue.clear()
             self._mirror.clear()
             for run in self._snapshot() if self._snapshot else ():
                 self._mirror.store(run)
-        # Everything has a number too, so that batches before it are known to be in it.
-        said = self._numbered({"stored": self._mirror.everything()}, self._sequence)
+        # A snapshot has a number too, so that the router knows which batches it includes.
+        body = self._numbered({"stored": self._mirror.snapshot()}, self._sequence)
         self._sequence += 1
         self._wants_sync = False
-        if not self._post("sync", said):
+        if not self._post("sync", body):
             self._wants_sync = True
 
-    def _numbered(self, said, sequence) -> dict:
-        return said | {"sequence": sequence} if sequence >= 0 else said
+    def _numbered(self, body, sequence) -> dict:
+        return body | {"sequence": sequence} if sequence >= 0 else body
 
-    def _post(self, path, said) -> bool:
-        """Whether the router has it. Takes note of what the router wants."""
-        body = json.dumps({"pod": self._pod, "epoch": self._epoch} | said).encode()
+    def _post(self, path, body) -> bool:
+        """Posts, and handles the router's requests in the response. Returns whether the router accepted it."""
+        body = json.dumps({"pod": self._pod, "epoch": self._epoch} | body).encode()
         headers = {"content-type": "application/json"}
         if self._token:
             headers["authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(f"{self._router}/events/{path}", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=2) as answer:
-                wish = json.loads(answer.read() or b"{}")
-                self._wants_sync |= wish.get("sync", False)
+            with urllib.request.urlopen(request, timeout=2) as response:
+                reply = json.loads(response.read() or b"{}")
+                self._wants_sync |= reply.get("sync", False)
                 self._failures = 0
-                if wish.get("outdated", -1) >= self._epoch:
-                    # The clock was set back since another process spoke for this pod: this one begins after it.
-                    self._epoch, self._sequence, self._wants_sync = wish["outdated"] + 1, 0, True
+                if reply.get("outdated", -1) >= self._epoch:
+                    # The clock was set back since an earlier process: choose a later epoch than that one's.
+                    self._epoch, self._sequence, self._wants_sync = reply["outdated"] + 1, 0, True
                     return False
                 return True
         except urllib.error.HTTPError as error:
@@ -168,7 +168,7 @@ class Reporter:
         except (OSError, ValueError) as error:
             problem = str(error)
         if self._failures == 0:
-            log.warning("wornpath sidecar: the router at %s did not take %s: %s", self._router, path, problem)
+            log.warning("wornpath sidecar: post of %s to %s failed: %s", path, self._router, problem)
         self._failures += 1
         self._quiet_until = time.monotonic() + min(self._every["flush"] * 2**self._failures, 5.0)
         return False

@@ -187,7 +187,7 @@ fn feed_shown(feed: &PodStatus) -> Value {
     json!({
         "sources": feed.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
         // From where events cannot be had, and why.
-        "troubles": feed.troubles.iter().map(trouble_shown).collect::<Vec<_>>(),
+        "troubles": feed.errors.iter().map(trouble_shown).collect::<Vec<_>>(),
         "state": feed_state(status.state),
         "confidence": status.confidence,
         "epoch": status.epoch.map(|epoch| epoch.0),
@@ -210,6 +210,6 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "unanswered": counters.failures,
         "last_malformed": status.last_malformed,
         // What became of what the checkpoint before the start knew of it.
-        "checkpoint": status.recalled.map(recalled),
+        "checkpoint": status.resumed.map(recalled),
     })
 }

@@ -52,7 +52,7 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         "rates": between.as_ref().map(rates),
         "totals": totals_shown(gateway, &all),
         "pods": pods,
-        "strangers": gateway.pods().events().strangers(),
+        "strangers": gateway.pods().events().unknown_pod_messages(),
         "index": index(gateway),
         "decisions": decisions,
         "explained_per_second": gateway.settings().explained,

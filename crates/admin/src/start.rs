@@ -153,7 +153,7 @@ pub fn start_with(
     if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
         let access = match (guarded.token, &guarded.tls) {
-            (None, Some(tls)) if tls.is_mutual() => EventAccess::elsewhere_checked(),
+            (None, Some(tls)) if tls.is_mutual() => EventAccess::client_certificates_verified(),
             (token, _) => EventAccess::of_digest(address, token.map(|digest| digest.0))?,
         };
         let listener = background.block_on(TcpListener::bind(address));

@@ -94,7 +94,7 @@ async fn tail(
             }
             continue;
         };
-        let (SourceSignal::Of(_, message) | SourceSignal::OfAll(message)) = signal;
+        let (SourceSignal::Pod(_, message) | SourceSignal::AllPods(message)) = signal;
         match message {
             SourceMessage::Connected => {
                 is_connected = true;
@@ -103,7 +103,7 @@ async fn tail(
                 // A gap across a reconnect is not an error of the stream.
                 expected = None;
                 if let Some(from) = replay_from.take() {
-                    transport.ask(&pod, SourceQuery::Replay { from });
+                    transport.query(&pod, SourceQuery::Replay { from });
                 }
             }
             SourceMessage::Disconnected => {
@@ -111,15 +111,14 @@ async fn tail(
                 let reason = transport.last_error().unwrap_or("connection lost");
                 writeln!(out, "disconnected: {reason}; reconnecting")?;
             }
-            SourceMessage::Malformed { heading, reason } => {
-                let number =
-                    heading.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
+            SourceMessage::Malformed { id, reason } => {
+                let number = id.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
                 writeln!(out, "#{number} malformed: {reason}")?;
             }
             SourceMessage::ReplayEnd => writeln!(out, "end of the replay")?,
-            SourceMessage::Batch { heading, via, batch } => {
-                let sequence = heading.sequence.unwrap_or_default();
-                if via == Delivery::Live {
+            SourceMessage::Batch { id, delivery, batch } => {
+                let sequence = id.sequence.unwrap_or_default();
+                if delivery == Delivery::Live {
                     note_order(out, expected, sequence)?;
                     expected = sequence.checked_add(1);
                 }

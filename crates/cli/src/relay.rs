@@ -1,12 +1,13 @@
 //! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one stream.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use wornpath_events::{
-    Epoch, PodName, RelayEvent, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login,
+    BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind, TransportOrigin,
+    ZeroMq, ZmqAddress, without_login,
 };
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
@@ -26,18 +27,8 @@ pub(crate) struct RelayArguments {
 
 #[derive(Clone)]
 struct RelayBroker {
-    kind: BrokerKind,
-    /// The server's address, without the stream.
-    url: String,
-    /// Name of the stream or topic, or prefix of such names.
-    stream: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum BrokerKind {
-    Nats,
-    Redis,
-    Kafka,
+    kind: &'static TransportKind,
+    address: BrokerStream,
 }
 
 fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
@@ -53,17 +44,14 @@ fn broker(text: &str) -> Result<RelayBroker, String> {
     const EXPECTED: &str =
         "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
     let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
-    let kind = match scheme {
-        "nats" => BrokerKind::Nats,
-        "redis" => BrokerKind::Redis,
-        "kafka" => BrokerKind::Kafka,
-        _ => return Err(EXPECTED.to_owned()),
-    };
+    let is_broker = |kind: &&TransportKind| kind.origin == TransportOrigin::Broker;
+    let kind = TransportKind::named(scheme).filter(is_broker).ok_or(EXPECTED)?;
     let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
     if server.is_empty() || stream.is_empty() {
         return Err(EXPECTED.to_owned());
     }
-    Ok(RelayBroker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
+    let address = BrokerStream { url: format!("{scheme}://{server}"), stream: stream.to_owned() };
+    Ok(RelayBroker { kind, address })
 }
 
 /// Refuses two sources for one pod: each would look like a restart of the engine to the other.
@@ -88,10 +76,17 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
     runtime.block_on(async {
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
-            let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
-            let pod_relay = PodRelay { transport, pod: pod.clone(), epoch };
-            spawn(&mut pods, &arguments.to, pod_relay)?;
-            writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
+            let transport = ZeroMq::new(pod.clone(), address.clone()).with_raw_payloads();
+            let task =
+                RelayTask { from: transport, pod: pod.clone(), epoch, report: reporter(pod) };
+            let RelayBroker { kind, address: broker } = &arguments.to;
+            let relay = kind.relay(broker, task).map_err(|error| {
+                anyhow!("broker {}/{}: {error}", without_login(&broker.url), broker.stream)
+            })?;
+            pods.spawn(async move {
+                relay.await;
+            });
+            writeln!(out, "relaying {pod} from {address} to {}", without_login(&broker.url))?;
         }
         out.flush()?;
         match pods.join_next().await {
@@ -111,73 +106,23 @@ fn starting_epoch() -> Epoch {
     Epoch(since.as_millis() as u64)
 }
 
-/// The relay of one pod.
-struct PodRelay {
-    transport: ZeroMq,
-    pod: PodName,
-    epoch: Epoch,
-}
-
-impl PodRelay {
-    #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
-    async fn run<S: Sink>(self, sink: S) {
-        let name = self.pod.clone();
-        let mut is_too_large_reported = false;
-        let report = move |event: RelayEvent<'_>| match event {
-            RelayEvent::EngineHeard => eprintln!("{name}: engine connected"),
-            RelayEvent::EngineUnheard(why) => {
-                eprintln!("{name}: engine unreachable: {why}; retrying");
-            }
-            RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
-                eprintln!("{name}: {error}; retrying");
-            }
-            // Reported once: routers count the others.
-            RelayEvent::Broker(SinkError::TooLarge { .. })
-                if std::mem::replace(&mut is_too_large_reported, true) => {}
-            RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
-        };
-        relay(self.transport, sink, self.pod, self.epoch, report).await;
-    }
-}
-
-#[cfg_attr(
-    not(any(feature = "nats", feature = "redis", feature = "kafka")),
-    allow(
-        unused_variables,
-        clippy::needless_pass_by_value,
-        reason = "without a broker feature there is nothing to relay to"
-    )
-)]
-fn spawn(pods: &mut JoinSet<()>, broker: &RelayBroker, pod_relay: PodRelay) -> anyhow::Result<()> {
-    match broker.kind {
-        #[cfg(feature = "nats")]
-        BrokerKind::Nats => {
-            let sink = wornpath_events::NatsSink::new(&broker.url, &broker.stream);
-            pods.spawn(pod_relay.run(sink));
-            Ok(())
+/// Prints what happens to the relay of a pod.
+fn reporter(pod: &PodName) -> Box<dyn FnMut(RelayEvent<'_>) + Send> {
+    let name = PodName::clone(pod);
+    let mut is_too_large_reported = false;
+    Box::new(move |event| match event {
+        RelayEvent::EngineConnected => eprintln!("{name}: engine connected"),
+        RelayEvent::EngineUnreachable(why) => {
+            eprintln!("{name}: engine unreachable: {why}; retrying");
         }
-        #[cfg(feature = "redis")]
-        BrokerKind::Redis => {
-            let sink = wornpath_events::RedisSink::new(&broker.url, &broker.stream)?;
-            pods.spawn(pod_relay.run(sink));
-            Ok(())
+        RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
+            eprintln!("{name}: {error}; retrying");
         }
-        #[cfg(feature = "kafka")]
-        BrokerKind::Kafka => {
-            let brokers = broker.url.trim_start_matches("kafka://");
-            pods.spawn(pod_relay.run(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
-            Ok(())
-        }
-        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
-        kind => {
-            let url = without_login(&broker.url);
-            let stream = &broker.stream;
-            let feature = format!("{kind:?}").to_lowercase();
-            bail!(
-                "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"
-            )
-        }
-    }
+        // Reported once: routers count the others.
+        RelayEvent::Broker(SinkError::TooLarge { .. })
+            if std::mem::replace(&mut is_too_large_reported, true) => {}
+        RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
+    })
 }
 
 #[cfg(test)]

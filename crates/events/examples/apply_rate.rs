@@ -1,8 +1,8 @@
 //! How many event blocks one core takes into the index: `cargo run --release --example apply_rate`.
 //!
-//! Two ways, each with a store of new blocks for every eviction once the cache is full: decoded batches
-//! through the feed and the translator into the index, and the same from raw frames, decoded first. Then
-//! the time of queries, alone and while another thread applies at full speed.
+//! Two ways, each with a store of new blocks for every eviction once the cache is full: decoded
+//! batches through the feed and the translator into the index, and the same from raw frames,
+//! decoded first. Then the time of queries, alone and while another thread applies at full speed.
 #![allow(clippy::unwrap_used, reason = "a measuring program stops at the first surprise")]
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
@@ -106,7 +106,8 @@ fn ask(index: &Index, prompts: u64) -> (Duration, Duration) {
             chain
         })
         .collect();
-    let (mut reader, mut answer) = (index.reader(), Depths::default());
+    let mut reader = index.reader();
+    let mut answer = Depths::default();
     let mut times: Vec<Duration> = (0..200_000)
         .map(|turn| {
             let start = now();
@@ -119,14 +120,14 @@ fn ask(index: &Index, prompts: u64) -> (Duration, Duration) {
 }
 
 fn pod(index: &Index) -> (PodFeed, IndexWriter, wornpath_events::SourceId) {
-    let serving = ServedModel {
+    let served_model = ServedModel {
         key: HashKey::DEFAULT,
         model: "model".to_owned(),
         block_size: NonZeroUsize::new(BLOCK).unwrap(),
-        names: BlockIdScheme::OfTheEngine,
+        id_scheme: BlockIdScheme::Engine,
     };
     let id = index.add_pod().unwrap();
-    let mut pod = PodFeed::new(index, id, serving, FeedRules::default()).unwrap();
+    let mut pod = PodFeed::new(index, id, served_model, FeedRules::default()).unwrap();
     let source = pod.add_source(Capabilities { replay: true, snapshot: false, relayed: false });
     (pod, index.writer(), source)
 }
@@ -137,9 +138,9 @@ fn hear(
     source: wornpath_events::SourceId,
     (sequence, batch): (u64, Box<WireBatch>),
 ) {
-    let heading = BatchId { sequence: Some(sequence), ..BatchId::default() };
-    let said = SourceMessage::Batch { heading, via: Delivery::Live, batch };
-    pod.hear(writer, source, said, Duration::ZERO).unwrap();
+    let id = BatchId { sequence: Some(sequence), ..BatchId::default() };
+    let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };
+    pod.handle(writer, source, said, Duration::ZERO).unwrap();
 }
 
 /// A new prompt, and the eviction of the oldest once there are enough.

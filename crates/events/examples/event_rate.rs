@@ -1,7 +1,8 @@
-//! How many event blocks one core decodes and translates: `cargo run --release --example event_rate`.
+//! How many event blocks one core decodes and translates: `cargo run --release --example
+//! event_rate`.
 //!
-//! Replays the captured `stress_offload` and `stress_gpu` streams from their raw frames, through both
-//! steps, without the index.
+//! Replays the captured `stress_offload` and `stress_gpu` streams from their raw frames, through
+//! both steps, without the index.
 #![allow(clippy::unwrap_used, reason = "a measuring program stops at the first surprise")]
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 

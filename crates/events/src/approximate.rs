@@ -1,10 +1,12 @@
-//! What pods hold that say nothing of their caches: a guess from what they were sent.
+//! Approximate mode: the caches of pods without events, estimated from the prompts that they were
+//! sent.
 //!
-//! The router remembers for each such pod the blocks of the prompts it sent there, as many as the pod's cache has room
-//! for in tokens (a block has few of them where prompts are tokenized, and many where text is matched), and forgets as
-//! engines evict: what was used least lately goes first, and of one prompt its end. The guess is
-//! wrong where the engine evicts otherwise, is used by others too, or restarts; so it is never taken for knowledge: the
-//! pod's trust is "guessed", and its status says how full the guessed cache is.
+//! The router records for each such pod the blocks of its prompts, up to the capacity of the pod's
+//! cache in tokens (a block has few tokens where prompts are tokenized, and many where text is
+//! matched), and evicts as engines do: the least recently used prompt first, and within a prompt
+//! the last block first. The estimate is wrong where the engine evicts differently, has other
+//! clients, or restarts. So it is marked as such: the pod's trust is "guessed", and its status
+//! shows how full the estimated cache is.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -13,169 +15,174 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wornpath_blocks::BlockHash;
 use wornpath_index::{CacheEvent, Content, EngineHash, IndexWriter, PodId, StoredBlocks, Tier};
 
-/// The guessed cache of one pod. Pure.
+/// The estimated cache of one pod. Does no I/O and reads no clock.
 #[derive(Debug)]
 pub struct ApproximateCache {
-    /// Tokens that there is room for, and that are there.
+    /// In tokens.
     capacity: u64,
     tokens: u64,
-    turn: u64,
-    places: HashMap<BlockHash, CachedBlock>,
+    /// Number of the last prompt.
+    prompt: u64,
+    blocks: HashMap<BlockHash, CachedBlock>,
     order: BTreeMap<LruPosition, BlockHash>,
 }
 
-/// When a block goes: least lately used first, and of one prompt the last block first.
+/// Eviction order: least recently used first, and within a prompt the last block first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct LruPosition {
-    turn: u64,
+    prompt: u64,
     depth: Reverse<u32>,
 }
 
-/// What is known of a block.
+/// A block in the estimated cache.
 #[derive(Clone, Copy, Debug)]
 struct CachedBlock {
-    place: LruPosition,
+    position: LruPosition,
     tokens: u32,
-    /// How many prompts with it were sent since it came.
+    /// Prompts with this block since it was stored.
     prompts: u32,
 }
 
-/// A prompt as it is remembered.
+/// A prompt that was sent to a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SentPrompt<'a> {
-    /// Its blocks.
+    /// The hashes of its blocks.
     pub chain: &'a [BlockHash],
-    /// How many tokens each of them has.
+    /// Tokens per block.
     pub block_tokens: usize,
 }
 
-/// How a guessed cache changed.
+/// A change of an estimated cache.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CacheChange {
-    /// Blocks that came.
+    /// Blocks that were stored.
     pub stored: Vec<BlockHash>,
-    /// Blocks that had to go.
+    /// Blocks that were evicted.
     pub evicted: Vec<BlockHash>,
 }
 
 impl ApproximateCache {
-    /// Of a cache with room for so many tokens.
+    /// An empty cache of `capacity` tokens.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        Self { capacity, tokens: 0, turn: 0, places: HashMap::new(), order: BTreeMap::new() }
+        Self { capacity, tokens: 0, prompt: 0, blocks: HashMap::new(), order: BTreeMap::new() }
     }
 
-    /// How many blocks the cache is guessed to hold.
+    /// Blocks in the estimated cache.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.blocks.len()
     }
 
-    /// Whether it is guessed to be empty.
+    /// Whether the estimated cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.blocks.is_empty()
     }
 
-    /// A prompt was sent to the pod. Of one that is longer than the cache, only the beginning stays.
+    /// Stores a prompt that was sent to the pod. Of one that is longer than the cache, only the
+    /// beginning is stored.
     pub fn sent(&mut self, SentPrompt { chain, block_tokens }: SentPrompt<'_>) -> CacheChange {
-        self.turn += 1;
+        self.prompt += 1;
         let mut change = CacheChange::default();
         let tokens = u32::try_from(block_tokens.max(1)).unwrap_or(u32::MAX);
-        let most = usize::try_from(self.capacity / u64::from(tokens)).unwrap_or(usize::MAX);
-        for (depth, block) in (0..).zip(&chain[..chain.len().min(most)]) {
-            let place = LruPosition { turn: self.turn, depth: Reverse(depth) };
-            match self.places.entry(*block) {
-                Entry::Occupied(mut known) => {
-                    let known = known.get_mut();
-                    self.order.remove(&known.place);
-                    known.place = place;
-                    known.prompts = known.prompts.saturating_add(1);
+        let max_blocks = usize::try_from(self.capacity / u64::from(tokens)).unwrap_or(usize::MAX);
+        for (depth, block) in (0..).zip(&chain[..chain.len().min(max_blocks)]) {
+            let position = LruPosition { prompt: self.prompt, depth: Reverse(depth) };
+            match self.blocks.entry(*block) {
+                Entry::Occupied(mut entry) => {
+                    let cached = entry.get_mut();
+                    self.order.remove(&cached.position);
+                    cached.position = position;
+                    cached.prompts = cached.prompts.saturating_add(1);
                 }
-                Entry::Vacant(new) => {
-                    new.insert(CachedBlock { place, tokens, prompts: 1 });
+                Entry::Vacant(entry) => {
+                    entry.insert(CachedBlock { position, tokens, prompts: 1 });
                     self.tokens += u64::from(tokens);
                     change.stored.push(*block);
                 }
             }
-            self.order.insert(place, *block);
+            self.order.insert(position, *block);
         }
-        // Every block in `order` is in `places` too, so `forget` takes it out of both.
+        // The loop ends: every block in `order` is in `blocks` too, and `evict` removes it from
+        // both.
         while self.tokens > self.capacity
             && let Some((_, block)) = self.order.first_key_value()
         {
             change.evicted.push(*block);
-            self.forget(*block);
+            self.evict(*block);
         }
         change
     }
 
-    /// The pod has refused a prompt: of that it computed nothing, so what came with it alone goes.
+    /// Undoes a prompt that the pod refused and did not compute: evicts the blocks that only this
+    /// prompt had.
     pub fn refused(&mut self, chain: &[BlockHash]) -> CacheChange {
         let mut change = CacheChange::default();
-        let there = chain.iter().rposition(|block| self.places.contains_key(block));
-        for block in chain[..there.map_or(0, |last| last + 1)].iter().rev() {
-            if self.places.get(block).is_none_or(|known| known.prompts > 1) {
+        let last = chain.iter().rposition(|block| self.blocks.contains_key(block));
+        for block in chain[..last.map_or(0, |last| last + 1)].iter().rev() {
+            if self.blocks.get(block).is_none_or(|cached| cached.prompts > 1) {
                 break;
             }
-            self.forget(*block);
+            self.evict(*block);
             change.evicted.push(*block);
         }
         change
     }
 
-    fn forget(&mut self, block: BlockHash) {
-        if let Some(known) = self.places.remove(&block) {
-            self.order.remove(&known.place);
-            self.tokens -= u64::from(known.tokens);
+    fn evict(&mut self, block: BlockHash) {
+        if let Some(cached) = self.blocks.remove(&block) {
+            self.order.remove(&cached.position);
+            self.tokens -= u64::from(cached.tokens);
         }
     }
 }
 
-/// How a guess stands.
+/// The size of an estimated cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ApproximateSize {
-    /// Blocks that the pod is guessed to hold.
+    /// Blocks in it.
     pub blocks: usize,
-    /// Tokens of theirs.
+    /// Tokens in it.
     pub tokens: u64,
-    /// Tokens that it has room for.
+    /// Its capacity in tokens.
     pub capacity: u64,
 }
 
-/// The guesses about all pods that say nothing.
+/// The estimated caches of all pods without events.
 #[derive(Debug, Default)]
 pub struct ApproximateCaches(Mutex<HashMap<PodId, ApproximateCache>>);
 
 impl ApproximateCaches {
-    /// From now on a pod is guessed at, whose cache has room for so many tokens.
+    /// Adds a pod whose cache has `capacity` tokens.
     pub fn add(&self, pod: PodId, capacity: u64) {
         self.pods().insert(pod, ApproximateCache::new(capacity));
     }
 
-    /// A pod has gone.
+    /// Removes a pod.
     pub fn remove(&self, pod: PodId) {
         self.pods().remove(&pod);
     }
 
-    /// How the guess about a pod stands, if there is one.
+    /// The size of a pod's estimated cache, if it has one.
     #[must_use]
     pub fn status(&self, pod: PodId) -> Option<ApproximateSize> {
         let pods = self.pods();
-        let history = pods.get(&pod)?;
-        let ApproximateCache { capacity, tokens, .. } = *history;
-        Some(ApproximateSize { blocks: history.len(), tokens, capacity })
+        let cache = pods.get(&pod)?;
+        let ApproximateCache { capacity, tokens, .. } = *cache;
+        Some(ApproximateSize { blocks: cache.len(), tokens, capacity })
     }
 
-    /// A prompt was sent to a pod; the index is told what that changes. Whether the pod is guessed at.
+    /// Stores a prompt that was sent to a pod, in the index too. Returns whether the pod's cache is
+    /// estimated.
     pub fn sent(&self, writer: &mut IndexWriter, pod: PodId, sent: SentPrompt<'_>) -> bool {
-        self.change(writer, pod, |history| history.sent(sent))
+        self.change(writer, pod, |cache| cache.sent(sent))
     }
 
-    /// A pod has refused a prompt that was sent to it; the index is told what that changes. Whether the pod is guessed
-    /// at.
+    /// Undoes a prompt that a pod refused, in the index too. Returns whether the pod's cache is
+    /// estimated.
     pub fn refused(&self, writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) -> bool {
-        self.change(writer, pod, |history| history.refused(chain))
+        self.change(writer, pod, |cache| cache.refused(chain))
     }
 
     fn change(
@@ -185,13 +192,14 @@ impl ApproximateCaches {
         make: impl FnOnce(&mut ApproximateCache) -> CacheChange,
     ) -> bool {
         let mut pods = self.pods();
-        let Some(history) = pods.get_mut(&pod) else { return false };
-        let change = make(history);
-        let names = |blocks: &[BlockHash]| blocks.iter().map(|one| EngineHash(one.0)).collect();
-        let (stored, evicted): (Vec<_>, Vec<_>) = (names(&change.stored), names(&change.evicted));
+        let Some(cache) = pods.get_mut(&pod) else { return false };
+        let change = make(cache);
+        let hashes = |blocks: &[BlockHash]| blocks.iter().map(|one| EngineHash(one.0)).collect();
+        let stored: Vec<_> = hashes(&change.stored);
+        let evicted: Vec<_> = hashes(&change.evicted);
         let tier = Tier::Gpu;
-        // Under the lock, so that the index hears of changes in their order. A pod that has left it is no
-        // matter.
+        // Under the lock, so that the index gets changes in order. It fails only for a pod that has
+        // left the index.
         let stored =
             StoredBlocks { tier, blocks: &stored, content: Content::Native, locations: &[] };
         let removed = CacheEvent::Removed { tier, blocks: &evicted };
@@ -221,90 +229,92 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_guess_stays_within_its_room_and_has_no_holes(
+        fn an_estimated_cache_stays_within_its_capacity_and_has_no_gaps(
             capacity in 1..30_usize,
             prompts in prop::collection::vec((0..6_u64, 0..12_u64), 1..60),
         ) {
-            let mut history = ApproximateCache::new(3 * capacity as u64 + 2);
+            let mut cache = ApproximateCache::new(3 * capacity as u64 + 2);
             let mut held = std::collections::HashSet::new();
             for (family, length) in prompts {
                 let chain = chain(family, length);
-                let change = history.sent(sent(&chain));
+                let change = cache.sent(sent(&chain));
                 held.extend(change.stored.iter().copied());
                 for gone in &change.evicted {
-                    prop_assert!(held.remove(gone), "what goes was there");
-                    prop_assert!(!chain[..chain.len().min(capacity)].contains(gone), "what is used stays");
+                    prop_assert!(held.remove(gone), "an evicted block was cached");
+                    prop_assert!(!chain[..chain.len().min(capacity)].contains(gone), "a block in use is not evicted");
                 }
-                prop_assert!(held.len() <= capacity && held.len() == history.len());
-                prop_assert_eq!(history.tokens, 3 * held.len() as u64);
+                prop_assert!(held.len() <= capacity && held.len() == cache.len());
+                prop_assert_eq!(cache.tokens, 3 * held.len() as u64);
                 for block in &held {
                     let before = BlockHash(block.0 - 1);
-                    prop_assert!(block.0 as u32 == 0 || held.contains(&before), "a hole before {block:?}");
+                    prop_assert!(block.0 as u32 == 0 || held.contains(&before), "a gap before {block:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn what_was_used_least_lately_goes_first() {
-        let mut history = ApproximateCache::new(18);
-        history.sent(sent(&chain(0, 3)));
-        history.sent(sent(&chain(1, 3)));
-        let again = history.sent(sent(&chain(0, 3)));
-        assert_eq!(again, CacheChange::default(), "it is there, and used again");
-        assert_eq!(history.sent(sent(&chain(2, 2))).evicted, [chain(1, 3)[2], chain(1, 3)[1]]);
+    fn the_least_recently_used_prompt_is_evicted_first() {
+        let mut cache = ApproximateCache::new(18);
+        cache.sent(sent(&chain(0, 3)));
+        cache.sent(sent(&chain(1, 3)));
+        let again = cache.sent(sent(&chain(0, 3)));
+        assert_eq!(again, CacheChange::default(), "it is cached already");
+        assert_eq!(cache.sent(sent(&chain(2, 2))).evicted, [chain(1, 3)[2], chain(1, 3)[1]]);
     }
 
     #[test]
-    fn room_is_counted_in_tokens_however_long_blocks_are() {
-        let mut history = ApproximateCache::new(1000);
-        history.sent(SentPrompt { chain: &chain(0, 90), block_tokens: 16 });
-        assert_eq!((history.len(), history.tokens), (62, 992));
-        history.sent(SentPrompt { chain: &chain(1, 90), block_tokens: 128 });
-        assert_eq!((history.len(), history.tokens), (7 + 6, 7 * 128 + 6 * 16));
-        let too_long = history.sent(SentPrompt { chain: &chain(2, 1), block_tokens: 1001 });
+    fn capacity_is_counted_in_tokens_for_blocks_of_any_size() {
+        let mut cache = ApproximateCache::new(1000);
+        cache.sent(SentPrompt { chain: &chain(0, 90), block_tokens: 16 });
+        assert_eq!((cache.len(), cache.tokens), (62, 992));
+        cache.sent(SentPrompt { chain: &chain(1, 90), block_tokens: 128 });
+        assert_eq!((cache.len(), cache.tokens), (7 + 6, 7 * 128 + 6 * 16));
+        let too_long = cache.sent(SentPrompt { chain: &chain(2, 1), block_tokens: 1001 });
         assert_eq!(too_long, CacheChange::default());
     }
 
     #[test]
-    fn a_refused_prompt_takes_back_what_came_with_it_alone() {
-        let mut history = ApproximateCache::new(18);
-        history.sent(sent(&chain(0, 3)));
-        history.sent(sent(&chain(0, 5)));
+    fn a_refused_prompt_evicts_only_the_blocks_that_no_other_prompt_has() {
+        let mut cache = ApproximateCache::new(18);
+        cache.sent(sent(&chain(0, 3)));
+        cache.sent(sent(&chain(0, 5)));
         let mut long = chain(0, 5);
-        assert_eq!(history.refused(&long).evicted, [long[4], long[3]]);
-        assert_eq!(history.refused(&long), CacheChange::default(), "two prompts had the rest");
+        assert_eq!(cache.refused(&long).evicted, [long[4], long[3]]);
+        assert_eq!(cache.refused(&long), CacheChange::default(), "two prompts had the rest");
         long = chain(1, 9);
-        history.sent(sent(&long));
-        assert_eq!(history.refused(&long).evicted.len(), 6, "what had room of it");
-        assert!(history.is_empty() && history.order.is_empty() && history.tokens == 0);
+        cache.sent(sent(&long));
+        assert_eq!(cache.refused(&long).evicted.len(), 6, "the part that fitted");
+        assert!(cache.is_empty() && cache.order.is_empty() && cache.tokens == 0);
     }
 
     #[test]
-    fn the_index_is_told_of_pods_that_are_guessed_at_and_of_no_others() {
+    fn the_index_changes_for_pods_with_an_estimated_cache_and_for_no_others() {
         let index = Index::new(IndexLimits::default(), 1);
-        let (silent, other) = (index.add_pod().unwrap(), index.add_pod().unwrap());
-        let guesses = ApproximateCaches::default();
-        guesses.add(silent, 12);
+        let silent = index.add_pod().unwrap();
+        let other = index.add_pod().unwrap();
+        let caches = ApproximateCaches::default();
+        caches.add(silent, 12);
         let mut writer = index.writer();
-        assert!(!guesses.sent(&mut writer, other, sent(&chain(0, 3))));
-        assert!(guesses.sent(&mut writer, silent, sent(&chain(0, 3))));
-        assert!(guesses.sent(&mut writer, silent, sent(&chain(1, 3))));
+        assert!(!caches.sent(&mut writer, other, sent(&chain(0, 3))));
+        assert!(caches.sent(&mut writer, silent, sent(&chain(0, 3))));
+        assert!(caches.sent(&mut writer, silent, sent(&chain(1, 3))));
         let depth = |family| {
-            let (mut answer, mut depths) = (Depths::default(), [0; 2]);
+            let mut answer = Depths::default();
+            let mut depths = [0; 2];
             index.reader().lookup(&chain(family, 3), &mut answer);
             answer.depths_into(&mut depths);
             depths[silent.slot().position()]
         };
         assert_eq!((depth(0), depth(1)), (1, 3));
         assert_eq!(
-            guesses.status(silent),
+            caches.status(silent),
             Some(ApproximateSize { blocks: 4, tokens: 12, capacity: 12 })
         );
-        assert!(guesses.refused(&mut writer, silent, &chain(1, 3)));
-        assert!(!guesses.refused(&mut writer, other, &chain(1, 3)));
+        assert!(caches.refused(&mut writer, silent, &chain(1, 3)));
+        assert!(!caches.refused(&mut writer, other, &chain(1, 3)));
         assert_eq!((depth(0), depth(1)), (1, 0));
-        guesses.remove(silent);
-        assert_eq!(guesses.status(silent), None);
+        caches.remove(silent);
+        assert_eq!(caches.status(silent), None);
     }
 }

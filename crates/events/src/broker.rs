@@ -1,9 +1,11 @@
-//! What all brokers have in common: an order of entries per pod, in which an entry is an envelope.
+//! Event transports over brokers, and what they share: per pod an ordered list of entries, each an
+//! envelope.
 //!
-//! A broker's position is only a cursor: what counts is the engine's epoch and number in the envelope. Each
-//! router reads everything with a cursor of its own, so any number of them share a stream. What a broker
-//! still has is its ability to replay; what it trimmed is a gap like any other. Beats of relays travel beside the
-//! entries, under the stream's name and `-alive`, and are not kept.
+//! A broker's position is only a cursor; the engine's epoch and number in the envelope identify a
+//! batch. Each router reads everything with a cursor of its own, so any number of them share a
+//! stream. A broker replays what it still has, and entries that it trimmed are a gap like any
+//! other. Relays send heartbeats beside the entries, under the stream's name and `-alive`; they are
+//! not stored.
 
 #[cfg(feature = "kafka")]
 mod kafka;
@@ -24,14 +26,14 @@ mod follower;
 pub(crate) use follower::BrokerFollower;
 
 use crate::message::{BatchId, Delivery, Epoch, SourceHeartbeat, SourceMessage};
-use crate::relay::SinkError;
+use crate::sink::SinkError;
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::{self, Envelope, WireBatch, WireLimits};
 use follower::{Broker, BrokerFailure};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-const LEFT_OUT: &str = "the relay left this batch out, which is larger than the broker takes";
+const OMITTED: &str = "the relay omitted this batch, which exceeds the broker's size limit";
 
 impl From<BrokerFailure> for SinkError {
     fn from(failure: BrokerFailure) -> Self {
@@ -40,58 +42,66 @@ impl From<BrokerFailure> for SinkError {
     }
 }
 
-/// What an entry says of its pod. An entry that names another pod than its place is a lie about that pod.
-fn read(pod: &str, entry: &[u8], via: Delivery) -> SourceMessage {
-    let nameless =
-        |reason: String| SourceMessage::Malformed { heading: BatchId::default(), reason };
+/// Decodes an entry. One that names another pod than its stream does is malformed.
+fn read(pod: &str, entry: &[u8], delivery: Delivery) -> SourceMessage {
+    let malformed = |reason: String| SourceMessage::Malformed { id: BatchId::default(), reason };
     let envelope = match Envelope::parse(entry) {
         Ok(envelope) => envelope,
-        Err(error) => return nameless(error.to_string()),
+        Err(error) => return malformed(error.to_string()),
     };
     if envelope.pod != pod {
-        return nameless(format!("pod: found `{}`, expected `{pod}`", envelope.pod));
+        return malformed(format!("entry of pod `{}` in the stream of pod `{pod}`", envelope.pod));
     }
-    let (epoch, sequence) = (envelope.epoch.map(Epoch), Some(envelope.sequence));
-    let heading = BatchId { epoch, sequence, fingerprint: None };
+    let epoch = envelope.epoch.map(Epoch);
+    let sequence = Some(envelope.sequence);
+    let id = BatchId { epoch, sequence, fingerprint: None };
     if envelope.payload.is_empty() {
-        return SourceMessage::Malformed { heading, reason: LEFT_OUT.to_owned() };
+        return SourceMessage::Malformed { id, reason: OMITTED.to_owned() };
     }
     let mut batch = Box::<WireBatch>::default();
     if let Err(error) = wire::decode(envelope.payload, &WireLimits::default(), &mut batch) {
-        return SourceMessage::Malformed { heading, reason: error.to_string() };
+        return SourceMessage::Malformed { id, reason: error.to_string() };
     }
-    SourceMessage::Batch { heading, via, batch }
+    SourceMessage::Batch { id, delivery, batch }
 }
 
-/// What a relay says beside its entries; nothing if it is no beat of this pod's relay.
-fn read_beat(pod: &str, entry: &[u8]) -> Option<SourceMessage> {
+/// Decodes a heartbeat of this pod's relay.
+fn read_heartbeat(pod: &str, entry: &[u8]) -> Option<SourceMessage> {
     let envelope = Envelope::parse(entry).ok().filter(|envelope| envelope.pod == pod)?;
-    Some(SourceMessage::Beat(SourceHeartbeat {
+    Some(SourceMessage::Heartbeat(SourceHeartbeat {
         epoch: envelope.epoch.map(Epoch),
         next: envelope.sequence,
     }))
 }
 
-/// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that. Where it
-/// stands is noted, so that a pod that says nothing for long is not read from the beginning whenever it is asked for.
-fn take_replayed<P: Clone>(
+/// An entry of a replay, with its position in the broker.
+struct ReplayedEntry<'a, P> {
+    bytes: &'a [u8],
+    position: P,
+}
+
+/// Queues a replayed entry, unless its number is below `from`: a replay starts at a known position,
+/// which may be earlier. The position is recorded, so that a pod that is idle for long is not read
+/// from the beginning by every probe.
+fn push_replayed<P: Clone>(
     pod: &PodName,
-    (entry, position): (&[u8], P),
-    (from, marks): (u64, &mut Positions<P>),
-    heard: &mut VecDeque<SourceSignal>,
+    from: u64,
+    entry: ReplayedEntry<'_, P>,
+    positions: &mut Positions<P>,
+    signals: &mut VecDeque<SourceSignal>,
 ) {
-    let said = read(pod, entry, Delivery::Replay);
-    marks.note(&said, position);
-    let is_wanted = match &said {
-        SourceMessage::Batch { heading, .. } => heading.sequence >= Some(from),
+    let message = read(pod, entry.bytes, Delivery::Replay);
+    positions.note(&message, entry.position);
+    let is_requested = match &message {
+        SourceMessage::Batch { id, .. } => id.sequence >= Some(from),
         _ => true,
     };
-    if is_wanted {
-        heard.push_back(SourceSignal::Of(Arc::clone(pod), said));
+    if is_requested {
+        signals.push_back(SourceSignal::Pod(Arc::clone(pod), message));
     }
 }
 
-/// Where in a broker's stream numbers were seen, so that a replay need not begin at its beginning.
+/// Positions of batches in a broker's stream, so that a replay need not start at the beginning.
 #[derive(Debug)]
 struct Positions<P> {
     epoch: Option<Epoch>,
@@ -107,10 +117,9 @@ impl<P> Default for Positions<P> {
 impl<P: Clone> Positions<P> {
     const KEPT: usize = 512;
 
-    fn note(&mut self, said: &SourceMessage, position: P) {
-        let SourceMessage::Batch {
-            heading: BatchId { epoch, sequence: Some(sequence), .. }, ..
-        } = said
+    fn note(&mut self, message: &SourceMessage, position: P) {
+        let SourceMessage::Batch { id: BatchId { epoch, sequence: Some(sequence), .. }, .. } =
+            message
         else {
             return;
         };
@@ -123,7 +132,7 @@ impl<P: Clone> Positions<P> {
         }
     }
 
-    /// A position from which everything from this number on comes, if one is known.
+    /// A position at or before the batch of this number, if one is known.
     fn before(&self, sequence: u64) -> Option<P> {
         self.positions.range(..=sequence).next_back().map(|(_, position)| position.clone())
     }
@@ -144,18 +153,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_replayed_once_is_replayed_from_where_it_was() {
-        let (mut marks, mut heard) = (Positions::default(), VecDeque::new());
+    fn a_second_replay_starts_at_the_position_of_the_first() {
+        let mut positions = Positions::default();
+        let mut signals = VecDeque::new();
         let pod: PodName = "a".into();
         for (position, (epoch, sequence)) in
             [(4, 8), (4, 9), (5, 0), (5, 1)].into_iter().enumerate()
         {
-            take_replayed(&pod, (&entry(epoch, sequence), position), (1, &mut marks), &mut heard);
+            let entry = ReplayedEntry { bytes: &entry(epoch, sequence), position };
+            push_replayed(&pod, 1, entry, &mut positions, &mut signals);
         }
         assert_eq!(
-            (marks.before(0), marks.before(1), marks.before(7)),
+            (positions.before(0), positions.before(1), positions.before(7)),
             (Some(2), Some(3), Some(3))
         );
-        assert_eq!(heard.len(), 3, "of life 5 only what was asked for");
+        assert_eq!(signals.len(), 3, "of epoch 5 only what was requested");
     }
 }

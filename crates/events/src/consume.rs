@@ -1,6 +1,6 @@
-//! Brings transports and pods together: the only part of the crate that runs by itself.
+//! Runs transports: the only part of the crate that loops by itself.
 
-use crate::pods::{AttachedPod, EventPods, Source};
+use crate::pods::{AttachedSource, EventPods, Source};
 use crate::transport::Transport;
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -11,15 +11,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_index::Moment;
 
-/// How often what is due is looked for; small against the second that a pod waits between questions.
+/// How often due work is looked for; short against the second between two queries of a pod.
 const TICK: Duration = Duration::from_millis(50);
-/// How soon a consumer that failed is started again.
-const RESTART: Duration = Duration::from_millis(50);
-/// How long a source that never falls silent goes on before others on its thread have their turn. Left to itself it would
-/// take in 128 messages, which may be a quarter of a second.
-const TURN: Duration = Duration::from_millis(1);
+/// Delay before a transport that panicked is replaced.
+const RESTART_DELAY: Duration = Duration::from_millis(50);
+/// How long a busy source may keep its thread before other tasks run. Tokio's own budget of 128
+/// messages may last a quarter of a second.
+const YIELD_EVERY: Duration = Duration::from_millis(1);
 
-/// Time since the start, which nobody can set back.
+/// Monotonic time since the start.
 #[derive(Clone, Copy, Debug)]
 pub struct EventClock(Instant);
 
@@ -37,8 +37,8 @@ impl EventClock {
     }
 }
 
-/// Does what is due for all pods, for as long as it is polled.
-pub async fn keep_time(pods: &EventPods, clock: EventClock) -> Infallible {
+/// Runs the timers of all pods: timeouts, queries, retries.
+pub async fn run_timers(pods: &EventPods, clock: EventClock) -> Infallible {
     let mut writer = pods.index().writer();
     loop {
         tokio::time::sleep(TICK).await;
@@ -46,19 +46,19 @@ pub async fn keep_time(pods: &EventPods, clock: EventClock) -> Infallible {
     }
 }
 
-/// Feeds the pods, whenever they come, from a transport, for as long as it is polled.
+/// Feeds all pods, those added later too, from a transport.
 pub async fn consume<T: Transport>(
     transport: T,
     pods: &EventPods,
     clock: EventClock,
 ) -> Infallible {
-    let attached = pods.attach(transport.name(), transport.abilities());
-    let _place = FeedKey { pods, voice: Arc::clone(&attached.voice), clock };
-    carry(transport, attached, pods, clock).await
+    let attached = pods.attach(transport.name(), transport.capabilities());
+    let _guard = DetachGuard { pods, source: Arc::clone(&attached.source), clock };
+    run(transport, attached, pods, clock).await
 }
 
-/// Feeds the pods that are there from transports that `make` makes: if one panics, its pods are unsure, and the
-/// next one takes over.
+/// Feeds the pods that exist now from transports that `make` makes. If a transport panics, it is
+/// detached, which makes its pods uncertain, and the next one takes over.
 pub async fn supervise<T, M>(mut make: M, pods: &Arc<EventPods>, clock: EventClock) -> Infallible
 where
     T: Transport + 'static,
@@ -66,58 +66,58 @@ where
 {
     loop {
         let transport = make();
-        let attached = pods.attach_to_present(transport.name(), transport.abilities());
-        let place = FeedKey { pods, voice: Arc::clone(&attached.voice), clock };
-        until_panic(carry(transport, attached, pods, clock)).await;
-        drop(place);
-        tokio::time::sleep(RESTART).await;
+        let attached = pods.attach_to_existing(transport.name(), transport.capabilities());
+        let guard = DetachGuard { pods, source: Arc::clone(&attached.source), clock };
+        until_panic(run(transport, attached, pods, clock)).await;
+        drop(guard);
+        tokio::time::sleep(RESTART_DELAY).await;
     }
 }
 
-/// Polls it in the caller's own task, so that whoever gave that task a name finds it under that name.
+/// Polls the work in the caller's own task, so that the panic is logged under that task's name.
 async fn until_panic(work: impl Future<Output = Infallible>) {
     let mut work = Box::pin(work);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
         Ok(Poll::Pending) => Poll::Pending,
         Ok(Poll::Ready(never)) => match never {},
-        // It is dropped and never polled again; the panic itself was logged.
+        // The work is dropped and never polled again; the panic hook has logged the panic.
         Err(_) => Poll::Ready(()),
     })
     .await;
 }
 
-async fn carry<T: Transport>(
+async fn run<T: Transport>(
     mut transport: T,
-    mut attached: AttachedPod,
+    mut attached: AttachedSource,
     pods: &EventPods,
     clock: EventClock,
 ) -> Infallible {
     let mut writer = pods.index().writer();
-    let mut turn = Instant::now();
+    let mut last_yield = Instant::now();
     loop {
         tokio::select! {
-            Some((pod, ask)) = attached.asks.recv() => transport.ask(&pod, ask),
-            heard = transport.next() => pods.hear(&mut writer, &attached, heard, clock.now()),
+            Some((pod, query)) = attached.queries.recv() => transport.query(&pod, query),
+            signal = transport.next() => pods.handle(&mut writer, &attached, signal, clock.now()),
         }
-        if turn.elapsed() >= TURN {
+        if last_yield.elapsed() >= YIELD_EVERY {
             tokio::task::yield_now().await;
-            turn = Instant::now();
+            last_yield = Instant::now();
         }
     }
 }
 
-/// A transport's place, which it leaves however it ends.
-struct FeedKey<'a> {
+/// Detaches a source from its pods however its transport ends.
+struct DetachGuard<'a> {
     pods: &'a EventPods,
-    voice: Arc<Source>,
+    source: Arc<Source>,
     clock: EventClock,
 }
 
-impl Drop for FeedKey<'_> {
+impl Drop for DetachGuard<'_> {
     fn drop(&mut self) {
-        // What panicked could do so again, which would end the process.
+        // A second panic during unwinding would abort the process.
         if !std::thread::panicking() {
-            self.pods.detach(&mut self.pods.index().writer(), &self.voice, self.clock.now());
+            self.pods.detach(&mut self.pods.index().writer(), &self.source, self.clock.now());
         }
     }
 }

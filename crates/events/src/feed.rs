@@ -1,28 +1,29 @@
-//! What to make of what is said about one pod: every decision about consistency, and nothing else.
+//! Consistency of one pod's events: every decision, and nothing else.
 //!
-//! The engine is the source of truth, and whatever carries its events may lose, repeat and delay them, or
-//! lose the engine itself. A feed is told what comes and what became of it in the index, and decides:
-//! apply it, hold it, pass it over, forget the pod's state, ask for a replay or a snapshot. It does no I/O
-//! and reads no clock, so that an hour of faults is tested in a second and replays from a seed.
+//! The engine is the source of truth; a transport may lose, repeat and delay its events, or lose
+//! the engine itself. A feed is told which messages arrive and what became of them in the index,
+//! and decides: apply a batch, hold it, skip it, clear the pod's state, request a replay or a
+//! snapshot. It does no I/O and reads no clock, so that tests run an hour of faults in a second and
+//! reproduce it from a seed.
 //!
-//! - A batch counts once. Its number says its place; a number that was applied before is a repetition, or
-//!   the sign of a restart when the batch's fingerprint differs.
-//! - A gap is given a moment to close by itself, then replayed; what cannot be replayed is replaced by a
-//!   snapshot; where there is none either, the pod's state is forgotten and grows again ([`State::Partial`]).
-//!   Nothing that the engine does not hold stays.
-//! - A restart is known by a later epoch, by a number with another batch than before, or, after the
-//!   connection was lost, by a replay that does not begin with the last batch applied. Until that has
-//!   come, live batches are held: they could be another life's.
-//! - A lost tail is found by the engine's digest, or where there is none by asking a silent source to
-//!   replay from the last batch on.
-//! - There is at most one question per second and pod, and fewer while they fail.
+//! - A batch is applied once. A sequence number that was applied before is a repetition, or the
+//!   sign of a restart if the batch's fingerprint differs.
+//! - A gap gets a moment to close by itself, then a replay is requested; if that cannot fill it, a
+//!   snapshot; where there is none either, the pod's state is cleared and grows again
+//!   ([`FeedState::Partial`]). No block stays that the engine does not hold.
+//! - A restart shows by a later epoch, by another batch under a known number, or, after the
+//!   connection was lost, by a replay that does not begin with the last batch applied. Until that
+//!   has arrived, live batches are held: they could belong to a new epoch.
+//! - A lost tail is found by the engine's digest, or where there is none by probing a silent
+//!   source: a replay from the last batch on.
+//! - There is at most one query per second and pod, and fewer while they fail.
 //!
-//! The limit: a source without epochs and without replay shows a restart only by breaking its connection
-//! or by a low number, and what it lost stays unknown.
+//! The limit: a source without epochs and without replay shows a restart only by a broken
+//! connection or by a low number, and batches that it lost stay unknown.
 
-mod backoff;
 mod epoch;
 mod liveness;
+mod query;
 mod recent;
 mod recovery;
 mod replies;
@@ -35,95 +36,97 @@ pub use resume::ResumePoint;
 pub use rules::FeedRules;
 pub use status::{FeedCounters, FeedState, FeedStatus, Resumed};
 
+use crate::backoff::Backoff;
 use crate::message::{BatchId, Capabilities, Delivery, Epoch};
-use backoff::Backoff;
 use epoch::{EpochRelation, RivalEpoch};
+use query::PendingQuery;
 use recent::{RecentBatches, Repetition};
-use recovery::PendingQuery;
 use status::Rate;
 use std::collections::{BTreeMap, VecDeque};
 use wornpath_index::{Applied, Moment};
 
-/// One of the sources that speak about a pod.
+/// A source of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceId(pub(crate) usize);
 
-/// How the pod's state in the index is to begin anew. Everything it held goes first.
+/// How the pod's state in the index is rebuilt. It is cleared first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rebuild {
-    /// Another life of the engine, or all doubt about this one: batches that came early go as well.
-    NewLife {
-        /// The batch to be applied next: zero, unless what came before it cannot be had.
+    /// For a new epoch, or to fetch everything again: early batches are dropped too.
+    NewEpoch {
+        /// The batch to apply next: zero, unless earlier ones cannot be fetched.
         first: u64,
     },
-    /// The same life from this batch on; later ones that came early stay.
+    /// Continues the epoch from this batch on; later batches that were early stay.
     From(u64),
 }
 
 impl Rebuild {
-    /// From the very start.
-    pub(crate) const ANEW: Self = Self::NewLife { first: 0 };
+    pub(crate) const FROM_START: Self = Self::NewEpoch { first: 0 };
 }
 
 /// What to do with a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchAdmission {
-    /// Apply it, and tell [`Feed::applied`].
+    /// Apply it, and call [`Feed::applied`].
     Apply,
-    /// Begin anew, then apply it.
+    /// Rebuild, then apply it.
     RebuildAndApply(Rebuild),
-    /// Keep it until [`Feed::holds`] says no more, then ask again.
+    /// Keep it until [`Feed::holds`] returns false, then admit it again.
     Hold,
-    /// It has no effect.
-    PassOver,
+    /// Drop it.
+    Skip,
 }
 
 #[derive(Debug)]
 struct FeedSource {
-    abilities: Capabilities,
+    capabilities: Capabilities,
     connected: bool,
-    is_gone: bool,
+    is_removed: bool,
 }
 
-/// The state of knowledge about one pod.
+/// The consistency state of one pod.
 #[derive(Debug)]
 pub struct Feed {
     rules: FeedRules,
     sources: Vec<FeedSource>,
     epoch: Option<Epoch>,
-    /// An earlier life that speaks while this one does not.
+    /// An earlier epoch whose messages arrive while the current one is silent.
     rival: Option<RivalEpoch>,
-    /// A later life that fell silent and was given up for this one.
+    /// A later epoch that fell silent and was given up for the current one.
     silenced: Option<Epoch>,
-    /// The number to be applied next, in this life.
+    /// The number to apply next in this epoch.
     next: u64,
     /// The highest number known to exist.
     highest: Option<u64>,
     recent: RecentBatches,
-    /// Batches that the index keeps until their turn, with their fingerprints.
+    /// Batches that the index keeps until their predecessors arrive, with their fingerprints.
     early: BTreeMap<u64, Option<u64>>,
     /// Whether the source numbers its batches.
     numbered: bool,
-    /// Whether there is a state from which events can go on.
-    based: bool,
+    /// Whether there is a state that events can be applied to.
+    has_base: bool,
     /// Since when batches are missing.
     gap: Option<Moment>,
-    /// The engine's digest says that the state is wrong.
-    differs: bool,
-    /// Whether this is still the life that was known is to be found out.
+    /// The engine's digest does not match the index.
+    digest_differs: bool,
+    /// Whether the engine still runs in the current epoch has to be verified.
     verifying: bool,
     partial: bool,
-    /// What became of what an earlier feed had written down, if anything was.
-    recalled: Option<Resumed>,
-    /// Until when it may wait to be confirmed.
-    recalled_until: Option<Moment>,
-    /// A replay cannot fill the gap.
-    replay_useless: bool,
-    asked: Option<PendingQuery>,
-    pace: Backoff,
-    /// A snapshot was applied because digests differed, and no digest has come since.
-    cured: bool,
-    heard: Option<Moment>,
+    /// What became of the checkpoint, if there was one.
+    resumed: Option<Resumed>,
+    /// Until when the checkpoint may wait to be confirmed.
+    resume_deadline: Option<Moment>,
+    /// A replay does not fill the gap.
+    replay_exhausted: bool,
+    pending: Option<PendingQuery>,
+    /// Between queries; a failure is a query without a usable reply.
+    backoff: Backoff,
+    /// When the last query was sent, unless it cost the source nothing.
+    last_query: Option<Moment>,
+    /// A snapshot was applied because digests differed, and no digest has arrived since.
+    repaired: bool,
+    last_activity: Option<Moment>,
     malformed: VecDeque<Moment>,
     last_malformed: Option<String>,
     quarantined_until: Option<Moment>,
@@ -134,7 +137,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// For a pod of which nothing is known.
+    /// Knows nothing of the pod yet.
     #[must_use]
     pub fn new(rules: FeedRules) -> Self {
         Self {
@@ -148,18 +151,19 @@ impl Feed {
             recent: RecentBatches::default(),
             early: BTreeMap::new(),
             numbered: false,
-            based: false,
+            has_base: false,
             gap: None,
-            differs: false,
+            digest_differs: false,
             verifying: false,
             partial: false,
-            recalled: None,
-            recalled_until: None,
-            replay_useless: false,
-            asked: None,
-            pace: Backoff::default(),
-            cured: false,
-            heard: None,
+            resumed: None,
+            resume_deadline: None,
+            replay_exhausted: false,
+            pending: None,
+            backoff: Backoff::new(rules.min_query_interval, rules.max_query_interval),
+            last_query: None,
+            repaired: false,
+            last_activity: None,
             malformed: VecDeque::new(),
             last_malformed: None,
             quarantined_until: None,
@@ -170,15 +174,16 @@ impl Feed {
         }
     }
 
-    /// Goes by other rules from now on.
+    /// Changes the rules.
     pub fn set_rules(&mut self, rules: FeedRules) {
         self.rules = rules;
+        self.backoff.set_bounds(rules.min_query_interval, rules.max_query_interval);
     }
 
-    /// Another source of this pod.
-    pub fn add_source(&mut self, abilities: Capabilities) -> SourceId {
-        let source = FeedSource { abilities, connected: false, is_gone: false };
-        if let Some(at) = self.sources.iter().position(|source| source.is_gone) {
+    /// Adds a source.
+    pub fn add_source(&mut self, capabilities: Capabilities) -> SourceId {
+        let source = FeedSource { capabilities, connected: false, is_removed: false };
+        if let Some(at) = self.sources.iter().position(|source| source.is_removed) {
             self.sources[at] = source;
             return SourceId(at);
         }
@@ -186,103 +191,103 @@ impl Feed {
         SourceId(self.sources.len() - 1)
     }
 
-    /// A source that is disconnected does not come back: nothing can be asked of it.
+    /// Removes a source that is disconnected.
     pub fn remove_source(&mut self, from: SourceId) {
         if let Some(source) = self.sources.get_mut(from.0) {
-            let abilities = Capabilities::default();
-            *source = FeedSource { abilities, connected: false, is_gone: true };
+            let capabilities = Capabilities::default();
+            *source = FeedSource { capabilities, connected: false, is_removed: true };
         }
     }
 
-    /// A source cannot be reached any more.
+    /// A source is disconnected.
     pub fn disconnected(&mut self, from: SourceId) -> Option<Rebuild> {
         if let Some(source) = self.sources.get_mut(from.0) {
             source.connected = false;
         }
-        if self.asked.as_ref().is_some_and(|asked| asked.source == from) {
-            self.asked = None;
+        if self.pending.as_ref().is_some_and(|query| query.source == from) {
+            self.pending = None;
         }
         if self.epoch.is_some() || !self.numbered {
             return None;
         }
-        if !self.can_ask() {
-            return Some(self.begin(None));
+        if !self.can_query() {
+            return Some(self.start_epoch(None));
         }
         if self.next > 0 {
             self.verifying = true;
             return None;
         }
-        self.forget();
-        self.based = false;
-        Some(Rebuild::ANEW)
+        self.clear_state();
+        self.has_base = false;
+        Some(Rebuild::FROM_START)
     }
 
-    /// The engine's process started then, as learnt from elsewhere.
+    /// The start time of the engine's process was learnt from elsewhere.
     pub fn started(&mut self, epoch: Epoch, now: Moment) -> Option<Rebuild> {
-        let life = self.life(Some(epoch), Delivery::Live, now);
-        if life == EpochRelation::Over {
+        let relation = self.compare_epoch(Some(epoch), Delivery::Live, now);
+        if relation == EpochRelation::Outdated {
             self.counters.outdated += 1;
             return None;
         }
-        self.hear(now);
+        self.note_activity(now);
         self.epoch = self.epoch.or(Some(epoch));
-        (life == EpochRelation::New).then(|| self.begin(Some(epoch)))
+        (relation == EpochRelation::New).then(|| self.start_epoch(Some(epoch)))
     }
 
-    /// What was said so far is not to be kept, and wanted again: also what could not be understood.
-    pub fn begin_anew(&mut self) -> Rebuild {
+    /// Clears the state, quarantine included, and fetches everything again.
+    pub fn reset(&mut self) -> Rebuild {
         self.malformed.clear();
         self.last_malformed = None;
         self.quarantined_until = None;
-        self.forget();
-        self.based = false;
-        Rebuild::ANEW
+        self.clear_state();
+        self.has_base = false;
+        Rebuild::FROM_START
     }
 
-    /// The engine says that it ends.
+    /// The engine shuts down.
     pub fn bye(&mut self, now: Moment) -> Option<Rebuild> {
-        self.hear(now);
-        self.forget();
-        Some(Rebuild::ANEW)
+        self.note_activity(now);
+        self.clear_state();
+        Some(Rebuild::FROM_START)
     }
 
-    /// What to do with a batch.
+    /// Decides what to do with a batch.
     pub fn admit(
         &mut self,
         from: SourceId,
-        heading: BatchId,
-        via: Delivery,
+        id: BatchId,
+        delivery: Delivery,
         now: Moment,
     ) -> BatchAdmission {
         if self.is_quarantined(now) {
-            return BatchAdmission::PassOver;
+            return BatchAdmission::Skip;
         }
-        let life = self.life(heading.epoch, via, now);
-        if life != EpochRelation::Over {
-            self.hear_batch(from, via, now);
+        let relation = self.compare_epoch(id.epoch, delivery, now);
+        if relation != EpochRelation::Outdated {
+            self.note_batch(from, delivery, now);
         }
-        if self.numbered && heading.sequence.is_none() {
+        if self.numbered && id.sequence.is_none() {
             self.counters.unnumbered += 1;
-            return BatchAdmission::PassOver;
+            return BatchAdmission::Skip;
         }
-        match life {
-            EpochRelation::Over => {
+        match relation {
+            EpochRelation::Outdated => {
                 self.counters.outdated += 1;
-                if via == Delivery::Replay {
-                    self.answer_goes_on(from, now);
+                if delivery == Delivery::Replay {
+                    self.note_reply_progress(from, now);
                 }
-                BatchAdmission::PassOver
+                BatchAdmission::Skip
             }
             EpochRelation::New => {
-                let rebuild = self.begin(heading.epoch);
-                match self.admit_numbered(from, heading, via, now) {
+                let rebuild = self.start_epoch(id.epoch);
+                match self.admit_numbered(from, id, delivery, now) {
                     further @ BatchAdmission::RebuildAndApply(_) => further,
                     _ => BatchAdmission::RebuildAndApply(rebuild),
                 }
             }
             EpochRelation::Same => {
-                self.epoch = self.epoch.or(heading.epoch);
-                self.admit_numbered(from, heading, via, now)
+                self.epoch = self.epoch.or(id.epoch);
+                self.admit_numbered(from, id, delivery, now)
             }
         }
     }
@@ -290,67 +295,67 @@ impl Feed {
     fn admit_numbered(
         &mut self,
         from: SourceId,
-        heading: BatchId,
-        via: Delivery,
+        id: BatchId,
+        delivery: Delivery,
         now: Moment,
     ) -> BatchAdmission {
-        let Some(sequence) = heading.sequence else {
-            self.based = true;
+        let Some(sequence) = id.sequence else {
+            self.has_base = true;
             return BatchAdmission::Apply;
         };
         self.numbered = true;
-        match via {
-            Delivery::Live => self.admit_live(sequence, heading),
-            Delivery::Replay => self.admit_replayed(from, sequence, heading, now),
+        match delivery {
+            Delivery::Live => self.admit_live(sequence, id),
+            Delivery::Replay => self.admit_replayed(from, sequence, id, now),
         }
     }
 
-    fn admit_live(&mut self, sequence: u64, heading: BatchId) -> BatchAdmission {
+    fn admit_live(&mut self, sequence: u64, id: BatchId) -> BatchAdmission {
         if self.holds() {
             return BatchAdmission::Hold;
         }
-        if !self.based && !self.can_ask() {
-            self.based = true;
+        if !self.has_base && !self.can_query() {
+            self.has_base = true;
             self.partial = sequence > 0;
             self.next = sequence;
-            return BatchAdmission::RebuildAndApply(Rebuild::NewLife { first: sequence });
+            return BatchAdmission::RebuildAndApply(Rebuild::NewEpoch { first: sequence });
         }
         if sequence >= self.next {
             return BatchAdmission::Apply;
         }
-        match self.recent.compare(sequence, heading.fingerprint) {
+        match self.recent.compare(sequence, id.fingerprint) {
             Repetition::Same => self.repeated(),
             Repetition::Unknown if self.epoch.is_some() => self.repeated(),
-            Repetition::Unknown if self.can_ask() => {
+            Repetition::Unknown if self.can_query() => {
                 self.verifying = true;
                 BatchAdmission::Hold
             }
-            Repetition::Other | Repetition::Unknown => self.begin_with(sequence),
+            Repetition::Other | Repetition::Unknown => self.start_epoch_at(sequence),
         }
     }
 
-    /// Another life shows itself by a batch of its own.
-    fn begin_with(&mut self, sequence: u64) -> BatchAdmission {
-        let rebuild = self.begin(None);
-        if self.based {
+    /// A batch shows that the engine has restarted.
+    fn start_epoch_at(&mut self, sequence: u64) -> BatchAdmission {
+        let rebuild = self.start_epoch(None);
+        if self.has_base {
             return BatchAdmission::RebuildAndApply(rebuild);
         }
-        self.based = true;
+        self.has_base = true;
         self.partial = sequence > 0;
         self.next = sequence;
-        BatchAdmission::RebuildAndApply(Rebuild::NewLife { first: sequence })
+        BatchAdmission::RebuildAndApply(Rebuild::NewEpoch { first: sequence })
     }
 
     fn repeated(&mut self) -> BatchAdmission {
         self.counters.repeated += 1;
-        BatchAdmission::PassOver
+        BatchAdmission::Skip
     }
 
-    /// Tells what became of a batch of `blocks` blocks that was applied.
-    pub fn applied(&mut self, heading: BatchId, outcome: Applied, blocks: usize, now: Moment) {
+    /// Records the outcome of applying a batch of `blocks` blocks.
+    pub fn applied(&mut self, id: BatchId, outcome: Applied, blocks: usize, now: Moment) {
         self.counters.blocks += blocks as u64;
         self.rate.note(blocks as u64, now);
-        let Some(sequence) = heading.sequence else {
+        let Some(sequence) = id.sequence else {
             self.counters.batches += 1;
             return;
         };
@@ -358,27 +363,27 @@ impl Feed {
         match outcome {
             Applied::Now { caught_up } => {
                 self.counters.batches += 1 + caught_up as u64;
-                self.recent.note(sequence, heading.fingerprint);
+                self.recent.note(sequence, id.fingerprint);
                 self.advance(sequence.saturating_add(1).saturating_add(caught_up as u64));
             }
             Applied::Duplicate => self.counters.repeated += 1,
-            Applied::Early { .. } if self.early.len() < self.rules.early_most => {
-                self.early.insert(sequence, heading.fingerprint);
+            Applied::Early { .. } if self.early.len() < self.rules.max_early => {
+                self.early.insert(sequence, id.fingerprint);
             }
             Applied::Early { .. } | Applied::Dropped { .. } => self.counters.dropped += 1,
         }
         self.note_gap(now);
     }
 
-    /// Tells how many batches that had come early followed a [`Rebuild::From`].
+    /// Records how many early batches were applied after a [`Rebuild::From`].
     pub fn caught_up(&mut self, batches: usize, now: Moment) {
         self.counters.batches += batches as u64;
         self.advance(self.next.saturating_add(batches as u64));
         self.note_gap(now);
     }
 
-    /// Something came that could not be understood: it is missing now, unless it is of a life that is over. Many of
-    /// them, and the pod's events are passed over for a while.
+    /// Records a malformed batch, which is missing now unless it belongs to an earlier epoch. Too
+    /// many of them put the pod into quarantine.
     pub fn malformed(
         &mut self,
         BatchId { epoch, sequence, .. }: BatchId,
@@ -387,13 +392,13 @@ impl Feed {
     ) -> Option<Rebuild> {
         if epoch.is_some_and(|epoch| self.epoch.is_some_and(|known| epoch < known)) {
             self.counters.outdated += 1;
-            if let Some(asked) = &mut self.asked {
-                asked.at = now;
+            if let Some(query) = &mut self.pending {
+                query.at = now;
             }
             return None;
         }
-        if self.is_gone_past(sequence, now) {
-            self.hear_unreadable(now);
+        if self.is_past_unreadable(sequence, now) {
+            self.note_unreadable(now);
             return None;
         }
         self.counters.malformed += 1;
@@ -401,41 +406,41 @@ impl Feed {
         if self.is_quarantined(now) {
             return None;
         }
-        self.hear_unreadable(now);
+        self.note_unreadable(now);
         if let Some(sequence) = sequence.filter(|sequence| *sequence >= self.next) {
             self.highest = self.highest.max(Some(sequence));
             self.note_gap(now);
         }
-        let since = now.saturating_sub(self.rules.malformed_within);
+        let since = now.saturating_sub(self.rules.malformed_window);
         self.malformed.push_back(now);
         self.malformed.retain(|at| *at >= since);
-        if self.malformed.len() <= self.rules.malformed_most {
+        if self.malformed.len() <= self.rules.max_malformed {
             return None;
         }
         self.malformed.clear();
         self.quarantined_until = Some(now + self.rules.quarantine);
-        self.forget();
-        self.based = false;
-        Some(Rebuild::ANEW)
+        self.clear_state();
+        self.has_base = false;
+        Some(Rebuild::FROM_START)
     }
 
-    /// A batch that was held found no room, or one for which the index had none.
+    /// Counts a batch that exceeded the bounds of held batches.
     pub fn dropped(&mut self) {
         self.counters.dropped += 1;
     }
 
-    /// Whether live batches are to be held.
+    /// Whether live batches are held.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.verifying || self.asked.as_ref().is_some_and(PendingQuery::is_snapshot)
+        self.verifying || self.pending.as_ref().is_some_and(PendingQuery::is_snapshot)
     }
 
-    /// How many batches are known to exist that are not applied. There may be one with the greatest number of all.
+    /// Batches that are known to exist and not applied. The highest number may be `u64::MAX`.
     fn lag(&self) -> u64 {
         self.highest.map_or(0, |highest| highest.saturating_add(1).saturating_sub(self.next))
     }
 
-    /// Everything about the pod's events.
+    /// The status at `now`.
     #[must_use]
     pub fn status(&self, now: Moment) -> FeedStatus {
         FeedStatus {
@@ -446,10 +451,10 @@ impl Feed {
             last_sequence: self.next.checked_sub(1).filter(|_| self.numbered),
             lag: self.lag(),
             rate: self.rate.at(now),
-            age: self.heard.map(|heard| now.saturating_sub(heard)),
+            age: self.last_activity.map(|last| now.saturating_sub(last)),
             phantom: self.phantom,
             missing: self.missing,
-            recalled: self.recalled,
+            resumed: self.resumed,
             counters: self.counters,
             last_malformed: self.last_malformed.clone(),
         }
@@ -459,41 +464,41 @@ impl Feed {
         self.quarantined_until.is_some_and(|until| now < until)
     }
 
-    /// Whether some source, reachable or not, can do something.
-    fn can(&self, ability: impl Fn(Capabilities) -> bool) -> bool {
-        self.sources.iter().any(|source| ability(source.abilities))
+    /// Whether a source, connected or not, has the capability.
+    fn can(&self, capability: impl Fn(Capabilities) -> bool) -> bool {
+        self.sources.iter().any(|source| capability(source.capabilities))
     }
 
-    fn can_ask(&self) -> bool {
-        self.can(|abilities| abilities.replay || abilities.snapshot)
+    fn can_query(&self) -> bool {
+        self.can(|capabilities| capabilities.replay || capabilities.snapshot)
     }
 
-    /// A new life of the engine.
-    fn begin(&mut self, epoch: Option<Epoch>) -> Rebuild {
-        self.forget();
+    /// Starts a new epoch.
+    fn start_epoch(&mut self, epoch: Option<Epoch>) -> Rebuild {
+        self.clear_state();
         self.epoch = epoch;
         self.counters.restarts += 1;
-        // Its numbers begin at zero, so all that it ever said can be missed or had. Who cannot ask goes
-        // on with what comes first.
-        self.based = self.can_ask();
-        Rebuild::ANEW
+        // Its numbers begin at zero, so a missing start shows as a gap. Without queries the first
+        // batch to arrive is the base.
+        self.has_base = self.can_query();
+        Rebuild::FROM_START
     }
 
-    fn forget(&mut self) {
-        self.drop_recalled();
+    fn clear_state(&mut self) {
+        self.drop_resumed();
         self.next = 0;
         self.highest = None;
         self.recent.clear();
         self.early.clear();
         self.gap = None;
-        self.differs = false;
+        self.digest_differs = false;
         self.verifying = false;
         self.partial = false;
-        self.replay_useless = false;
-        self.asked = None;
+        self.replay_exhausted = false;
+        self.pending = None;
     }
 
-    /// Moves on to `next`; what had come early and is before it has been applied.
+    /// Moves on to `next`; early batches before it have been applied.
     fn advance(&mut self, next: u64) {
         let after = self.early.split_off(&next);
         for (sequence, fingerprint) in std::mem::replace(&mut self.early, after) {

@@ -1,15 +1,19 @@
-//! How cache state arrives: engines' event streams, decoded and translated for the index.
+//! Cache events: engines' event streams, decoded and translated for the index.
 //!
-//! Bytes become events in two steps, neither of which does I/O: [`wire`] makes a typed batch of untrusted
-//! bytes, and [`Translator`] makes events for the index of that batch. What to do with a batch, and what is
-//! missing, a [`Feed`] decides for each pod, without I/O too; a [`PodFeed`] carries that out on the index.
+//! Bytes become events in two steps without I/O: [`wire`] decodes untrusted bytes into a typed
+//! batch, and a [`Translator`] turns the batch into events for the index. A [`Feed`] decides for
+//! each pod, without I/O too, what to do with a batch and which batches are missing; a [`PodFeed`]
+//! executes that on the index.
 //!
-//! Whatever carries events implements [`Transport`]: [`ZeroMq`] straight from engines, [`Push`] over HTTP,
-//! Redis Streams, NATS JetStream and Kafka behind the features of their names. [`consume`] brings a transport and
-//! the [`EventPods`] together, [`relay`] a transport and a broker.
+//! A [`Transport`] delivers messages of engines: [`ZeroMq`] from the engines themselves, [`Push`]
+//! over HTTP, Redis Streams, NATS JetStream and Kafka behind the features of their names.
+//! [`TRANSPORTS`] lists them. [`consume`] connects a transport with the [`EventPods`], [`relay`]
+//! connects one with a broker.
 #![forbid(unsafe_code)]
 
 mod approximate;
+mod backoff;
+mod block_id;
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 mod broker;
 pub mod checkpoint;
@@ -20,7 +24,9 @@ mod message;
 mod pod;
 mod pods;
 mod push;
+mod registry;
 mod relay;
+mod sink;
 mod source_error;
 mod translate;
 mod transport;
@@ -31,13 +37,14 @@ pub mod zmtp;
 pub use approximate::{
     ApproximateCache, ApproximateCaches, ApproximateSize, CacheChange, SentPrompt,
 };
+pub use block_id::{BlockIdScheme, BlockIdentity};
 #[cfg(feature = "kafka")]
 pub use broker::{Kafka, KafkaSink};
 #[cfg(feature = "nats")]
 pub use broker::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use broker::{RedisSink, RedisStreams};
-pub use consume::{EventClock, consume, keep_time, supervise};
+pub use consume::{EventClock, consume, run_timers, supervise};
 pub use feed::{
     BatchAdmission, Feed, FeedCounters, FeedRules, FeedState, FeedStatus, FeedStep, Rebuild,
     ResumePoint, Resumed, SourceId,
@@ -48,15 +55,19 @@ pub use message::{
     SourceQuery,
 };
 pub use pod::{PodFeed, ServedModel};
-pub use pods::{AttachedPod, EventPods, PodStatus};
+pub use pods::{AttachedSource, EventPods, PodStatus};
 #[cfg(feature = "grpc")]
 pub use push::message as grpc;
 pub use push::{
     PodTokens, Push, PushAccess, PushAccessError, PushError, PushService, PushedMessage,
     TokenDigest,
 };
-pub use relay::{RelayEvent, Sink, SinkError, relay};
+pub use registry::{
+    BrokerTask, RelayTask, SOURCE_KINDS, TRANSPORTS, TransportKind, TransportOrigin,
+};
+pub use relay::{RelayEvent, relay};
+pub use sink::{BrokerStream, BrokerTransport, Sink, SinkError};
 pub use source_error::SourceError;
-pub use translate::{BlockIdScheme, TranslateError, Translated, Translator};
+pub use translate::{TranslateError, Translated, Translator};
 pub use transport::{PodName, SourceSignal, Transport};
 pub use zeromq::{DialPolicy, EventSourcesError, ZeroMq, ZmqAddress, ZmqAddressError};

@@ -1,16 +1,16 @@
-//! Who we are to a broker, as its address says: `scheme://user:password@host`, or a token before the `@`.
+//! Credentials in a broker's URL: `scheme://user:password@host`, or a token before the `@`.
 
-/// A broker's address as it may be shown: without who we are to it.
+/// A URL without its credentials, for logs and status.
 #[must_use]
 pub fn without_login(url: &str) -> String {
     split(url).0
 }
 
-/// What stands before the host of an address.
+/// The credentials of a URL.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "nats"),
-    allow(dead_code, reason = "other brokers' clients read it themselves")
+    allow(dead_code, reason = "other brokers' clients parse it themselves")
 )]
 pub(crate) enum Login {
     /// A user, and the password.
@@ -19,21 +19,22 @@ pub(crate) enum Login {
     Token(String),
 }
 
-/// The address without it, and the login.
+/// Splits a URL into the part without credentials and the credentials.
 pub(crate) fn split(url: &str) -> (String, Option<Login>) {
     let Some((scheme, rest)) = url.split_once("://") else { return (url.to_owned(), None) };
     let authority = rest.find('/').map_or(rest, |end| &rest[..end]);
     let Some((login, _)) = authority.rsplit_once('@') else { return (url.to_owned(), None) };
     let login_of = |text: &str| match text.split_once(':') {
-        Some((user, password)) => Login::User(decoded(user), decoded(password)),
-        None => Login::Token(decoded(text)),
+        Some((user, password)) => Login::User(percent_decoded(user), percent_decoded(password)),
+        None => Login::Token(percent_decoded(text)),
     };
     (format!("{scheme}://{}", &rest[login.len() + 1..]), Some(login_of(login)))
 }
 
-/// With `%40` and the like as what they stand for.
-fn decoded(text: &str) -> String {
-    let (mut out, mut rest) = (Vec::new(), text.as_bytes());
+/// Decodes percent-encoding.
+fn percent_decoded(text: &str) -> String {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
         let code = after.get(..2).and_then(|code| std::str::from_utf8(code).ok());
         match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_shown_without_who_we_are() {
+    fn credentials_are_split_from_a_url() {
         let user = |user: &str, password: &str| Login::User(user.to_owned(), password.to_owned());
         for (url, shown, login) in [
             ("nats://a:4222", "nats://a:4222", None),
@@ -67,6 +68,6 @@ mod tests {
             assert!(split(url) == (shown.to_owned(), login), "{url}");
             assert_eq!(without_login(url), shown);
         }
-        assert_eq!(decoded("100%"), "100%");
+        assert_eq!(percent_decoded("100%"), "100%");
     }
 }

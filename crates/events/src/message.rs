@@ -1,124 +1,125 @@
-//! What is said about a pod, and what can be asked, whatever carries it.
+//! Messages about one pod and queries to its sources, the same for every transport.
 //!
-//! An engine numbers its batches from zero at its start. (epoch, sequence) are the engine's own and travel
-//! unchanged through relays and brokers; an offset in a broker is only a cursor. A source without numbers
-//! says whether a block is there, and cannot count copies.
+//! An engine numbers its batches from zero when it starts. (epoch, sequence) are the engine's own
+//! and pass unchanged through relays and brokers; an offset in a broker is only a cursor. A source
+//! without numbers reports whether a block is present, and cannot count copies.
 
 use crate::wire::WireBatch;
 use wornpath_index::BlockDigest;
 
-/// One life of an engine's process, by its start: a later life has a larger number.
+/// One run of an engine's process, by its start time: a later run has a larger number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Epoch(pub u64);
 
-/// Which batch this is.
+/// Identifies a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BatchId {
-    /// The engine's life, where the source knows it.
+    /// The engine's epoch, where the source knows it.
     pub epoch: Option<Epoch>,
     /// The engine's number of the batch, or of the last batch that a snapshot contains.
     pub sequence: Option<u64>,
-    /// A hash of the batch as the engine wrote it, time and all: two lives never agree on it.
+    /// A hash of the batch as the engine encoded it, timestamp included, so that it differs between
+    /// epochs.
     pub fingerprint: Option<u64>,
 }
 
-/// On which way a batch came.
+/// How a batch arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Delivery {
-    /// As it happened.
+    /// As it was published.
     Live,
-    /// In answer to [`Ask::ReplayQuery`].
+    /// In reply to [`SourceQuery::Replay`].
     Replay,
 }
 
-/// What an engine's cache comes to, by the engine's own count.
+/// A digest of an engine's cache, computed by the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineDigest {
-    /// The engine's life, where the source knows it.
+    /// The engine's epoch, where the source knows it.
     pub epoch: Option<Epoch>,
-    /// The last batch that is counted in.
+    /// The last batch that the digest includes.
     pub sequence: Option<u64>,
     /// Per tier, over the engine's hashes.
     pub tiers: [BlockDigest; 4],
 }
 
-/// What a relay says while there is nothing new.
+/// A relay's report that its engine has nothing new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceHeartbeat {
-    /// The engine's life.
+    /// The engine's epoch.
     pub epoch: Option<Epoch>,
     /// The number that its next batch will have: all before it were published.
     pub next: u64,
 }
 
-/// One thing said about one pod.
+/// One message about one pod.
 #[derive(Clone, Debug)]
 pub enum SourceMessage {
-    /// The engine, or what carries its events, can be reached.
+    /// The source is connected.
     Connected,
-    /// It cannot any more.
+    /// The source was connected and is no more.
     Disconnected,
-    /// It could not be reached, and why.
+    /// A connection attempt failed, and why.
     Unreachable(String),
-    /// Nothing happened, and the source is there.
+    /// The source answers pings and has nothing to report.
     Alive,
-    /// Things happened.
+    /// Cache events.
     Batch {
         /// Which batch it is.
-        heading: BatchId,
-        /// How it came.
-        via: Delivery,
-        /// What happened.
+        id: BatchId,
+        /// How it arrived.
+        delivery: Delivery,
+        /// The events.
         batch: Box<WireBatch>,
     },
-    /// Something came that cannot be understood.
+    /// A batch that cannot be decoded.
     Malformed {
-        /// Which batch it is, as far as that could be read.
-        heading: BatchId,
+        /// Which batch it is, as far as that could be decoded.
+        id: BatchId,
         /// What is wrong with it.
         reason: String,
     },
-    /// All batches of a replay have come.
+    /// All batches of a replay have arrived.
     ReplayEnd,
-    /// Everything that the pod holds, as stores; each block once for every copy.
+    /// The whole cache, as stores; each block once per copy.
     Snapshot {
-        /// The last batch it contains.
-        heading: BatchId,
+        /// The last batch that it contains.
+        id: BatchId,
         /// The stores.
         batch: Box<WireBatch>,
     },
-    /// A sum, to compare.
+    /// A digest, to compare with the index.
     Digest(EngineDigest),
-    /// Who relays the engine's events is there, and so was the engine a moment ago.
-    Beat(SourceHeartbeat),
-    /// The engine's process started then, as learnt from elsewhere.
+    /// The relay is alive, and its engine was a moment ago.
+    Heartbeat(SourceHeartbeat),
+    /// The start time of the engine's process, learnt from elsewhere.
     Started(Epoch),
-    /// The source cannot answer what it was asked.
+    /// The source cannot answer the query.
     Refused,
-    /// The engine says that it ends: it holds nothing any more.
+    /// The engine shuts down: it holds nothing any more.
     Bye,
 }
 
-/// A question to a source; the answer comes among what it says.
+/// A query to a source; the reply arrives among its messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SourceQuery {
-    /// All batches from this number on, then [`Said::ReplayEnd`].
+    /// All batches from this number on, then [`SourceMessage::ReplayEnd`].
     Replay {
         /// The first number wanted.
         from: u64,
     },
-    /// Everything, as one [`Said::Snapshot`].
+    /// The whole cache, as one [`SourceMessage::Snapshot`].
     Snapshot,
 }
 
-/// What a source can be asked for.
+/// Which queries a source can answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Capabilities {
-    /// Batches that have been.
+    /// Replay past batches.
     pub replay: bool,
-    /// The whole state.
+    /// Send a snapshot.
     pub snapshot: bool,
-    /// Answers come from a store that others fill, such as a broker: they say what was, and nothing of whether the
-    /// engine, or who relays its events, is still there.
+    /// Replies come from a store that relays fill, such as a broker: they do not show that the
+    /// engine or its relay is alive.
     pub relayed: bool,
 }

@@ -1,12 +1,14 @@
-//! One pod between its sources and the index: carries out what its [`Feed`] decides.
+//! One pod between its sources and the index: executes what its [`Feed`] decides.
 //!
-//! All sources of a pod meet here, one at a time: an event is compared with the pod's epoch, translated
-//! and applied under the same exclusive borrow, so that nothing of a life that is over slips in between.
+//! Messages of all sources of a pod are handled one at a time: a batch is checked against the pod's
+//! epoch, translated and applied under the same exclusive borrow, so that no batch of an earlier
+//! epoch slips in between.
 
+use crate::block_id::BlockIdScheme;
 use crate::checkpoint::PodCheckpoint;
 use crate::feed::{BatchAdmission, Feed, FeedRules, FeedStatus, FeedStep, Rebuild, SourceId};
 use crate::message::{BatchId, Capabilities, Delivery, EngineDigest, SourceMessage, SourceQuery};
-use crate::translate::{BlockIdScheme, Translator};
+use crate::translate::Translator;
 use crate::wire::WireBatch;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -15,11 +17,12 @@ use wornpath_index::{
     CacheEvent, Index, IndexWriter, Moment, PodId, PodRemoved, Snapshot, StoredBlocks,
 };
 
-/// What may be held while an answer is awaited: batches, and items (hashes and tokens) in them.
-const MOST_HELD: usize = 1 << 10;
-const MOST_HELD_ITEMS: usize = 4 << 20;
+/// Batches held while a query is in flight.
+const MAX_HELD: usize = 1 << 10;
+/// Items (hashes and tokens) in held batches.
+const MAX_HELD_ITEMS: usize = 4 << 20;
 
-/// What a pod serves, which decides what its blocks are called in the index.
+/// The model that a pod serves, which determines how its blocks are identified in the index.
 #[derive(Clone)]
 pub struct ServedModel {
     /// The cell's key.
@@ -28,13 +31,13 @@ pub struct ServedModel {
     pub model: String,
     /// Tokens per block of the index for this model.
     pub block_size: NonZeroUsize,
-    /// What blocks are called that come without tokens.
-    pub names: BlockIdScheme,
+    /// How blocks without tokens are identified.
+    pub id_scheme: BlockIdScheme,
 }
 
 impl ServedModel {
     fn translator(&self) -> Translator {
-        Translator::new(&self.key, &self.model, self.block_size).with_names(self.names)
+        Translator::new(&self.key, &self.model, self.block_size).with_id_scheme(self.id_scheme)
     }
 }
 
@@ -43,21 +46,28 @@ pub struct PodFeed {
     id: PodId,
     index: Index,
     feed: Feed,
-    serving: ServedModel,
+    served_model: ServedModel,
     translator: Translator,
-    held: VecDeque<(SourceId, BatchId, Box<WireBatch>)>,
+    held: VecDeque<HeldBatch>,
     held_items: usize,
+}
+
+/// A live batch with its source.
+struct HeldBatch {
+    source: SourceId,
+    id: BatchId,
+    batch: Box<WireBatch>,
 }
 
 impl PodFeed {
     /// For a pod that was just added to the index.
     ///
     /// # Errors
-    /// The pod has gone again.
+    /// The pod has left the index.
     pub fn new(
         index: &Index,
         id: PodId,
-        serving: ServedModel,
+        served_model: ServedModel,
         rules: FeedRules,
     ) -> Result<Self, PodRemoved> {
         index.writer().start_at(id, 0)?;
@@ -65,117 +75,119 @@ impl PodFeed {
             id,
             index: index.clone(),
             feed: Feed::new(rules),
-            translator: serving.translator(),
-            serving,
+            translator: served_model.translator(),
+            served_model,
             held: VecDeque::new(),
             held_items: 0,
         })
     }
 
-    /// The pod's place in the index.
+    /// The pod's id in the index.
     #[must_use]
     pub fn id(&self) -> PodId {
         self.id
     }
 
-    /// Goes by other rules from now on.
+    /// Changes the rules.
     pub fn set_rules(&mut self, rules: FeedRules) {
         self.feed.set_rules(rules);
     }
 
-    /// The pod serves something else than was thought: what was said of it meant other blocks.
+    /// Changes the model. If it differs, the pod's state is cleared and fetched again, because its
+    /// blocks get other ids.
     ///
     /// # Errors
-    /// The pod is no more in the index.
-    pub fn serve(
+    /// The pod has left the index.
+    pub fn set_served_model(
         &mut self,
         writer: &mut IndexWriter,
-        serving: ServedModel,
+        served_model: ServedModel,
         now: Moment,
     ) -> Result<(), PodRemoved> {
-        let (known, new) = (&self.serving, &serving);
-        if (&known.model, known.block_size) == (&new.model, new.block_size) {
+        let current = &self.served_model;
+        if current.model == served_model.model && current.block_size == served_model.block_size {
             return Ok(());
         }
-        self.serving = serving;
-        let rebuild = self.feed.begin_anew();
+        self.served_model = served_model;
+        let rebuild = self.feed.reset();
         self.rebuild(writer, rebuild, now)
     }
 
-    /// What is worth writing down of it, under its name; nothing if that is not sure enough.
+    /// The pod's record, unless its state is too uncertain to be worth one.
     ///
     /// # Errors
-    /// The pod is no more in the index.
-    pub fn record(&self, name: &str) -> Result<Option<PodCheckpoint>, PodRemoved> {
-        let Some(memo) = self.feed.memo() else { return Ok(None) };
-        let record = |items| PodCheckpoint {
+    /// The pod has left the index.
+    pub fn checkpoint(&self, name: &str) -> Result<Option<PodCheckpoint>, PodRemoved> {
+        let Some(resume_point) = self.feed.resume_point() else { return Ok(None) };
+        let record = |blocks| PodCheckpoint {
             pod: name.to_owned(),
-            naming: self.translator.naming(),
-            memo,
+            identity: self.translator.identity(),
+            resume_point,
             partial_groups: self.translator.partial_groups().to_vec(),
-            items,
+            blocks,
         };
         Ok(self.index.export(self.id)?.map(record))
     }
 
-    /// Takes up what was written down, before anything was heard. It counts once a source has confirmed it; under
-    /// another naming, or if it is damaged, never.
+    /// Restores a record, before any message is handled. The state counts once a source has
+    /// confirmed it; a record that is damaged or has another identity is dropped.
     ///
     /// # Errors
-    /// The pod is no more in the index.
-    pub fn recall(
+    /// The pod has left the index.
+    pub fn restore(
         &mut self,
         writer: &mut IndexWriter,
         record: &PodCheckpoint,
     ) -> Result<(), PodRemoved> {
-        let is_ours = record.naming == self.translator.naming();
-        if !is_ours || writer.restore(self.id, &record.items).is_err() {
-            self.feed.cannot_recall();
+        let is_ours = record.identity == self.translator.identity();
+        if !is_ours || writer.restore(self.id, &record.blocks).is_err() {
+            self.feed.resume_failed();
             return Ok(());
         }
-        if let Some(last) = record.memo.last {
+        if let Some(last) = record.resume_point.last {
             writer.start_at(self.id, last.saturating_add(1))?;
         }
-        self.translator.recall(&record.partial_groups);
-        self.feed.recall(record.memo);
+        self.translator.restore_partial_groups(&record.partial_groups);
+        self.feed.resume(record.resume_point);
         Ok(())
     }
 
-    /// Another source of events about this pod.
-    pub fn add_source(&mut self, abilities: Capabilities) -> SourceId {
-        self.feed.add_source(abilities)
+    /// Adds a source of events.
+    pub fn add_source(&mut self, capabilities: Capabilities) -> SourceId {
+        self.feed.add_source(capabilities)
     }
 
-    /// A source ends. What is held of it goes: it can be had from another, or not at all.
+    /// Removes a source, with the batches that are held of it.
     ///
     /// # Errors
-    /// The pod is no more in the index.
+    /// The pod has left the index.
     pub fn remove_source(
         &mut self,
         writer: &mut IndexWriter,
         from: SourceId,
         now: Moment,
     ) -> Result<(), PodRemoved> {
-        self.held.retain(|(source, ..)| *source != from);
-        self.held_items = self.held.iter().map(|(.., batch)| batch.items()).sum();
-        // While it counts as one that can be asked: its place may be taken in a moment.
-        self.hear(writer, from, SourceMessage::Disconnected, now)?;
+        self.held.retain(|held| held.source != from);
+        self.held_items = self.held.iter().map(|held| held.batch.items()).sum();
+        // Before it is removed, while it still counts as one that can be queried: another may take
+        // over in a moment.
+        self.handle(writer, from, SourceMessage::Disconnected, now)?;
         self.feed.remove_source(from);
         Ok(())
     }
 
-    /// Takes in what a source says.
+    /// Handles a message of a source.
     ///
     /// # Errors
-    /// The pod is no more in the index.
-    pub fn hear(
+    /// The pod has left the index.
+    pub fn handle(
         &mut self,
         writer: &mut IndexWriter,
         from: SourceId,
-        said: SourceMessage,
+        message: SourceMessage,
         now: Moment,
     ) -> Result<(), PodRemoved> {
-        let rebuild = match said {
+        let rebuild = match message {
             SourceMessage::Connected => {
                 self.feed.connected(from, now);
                 None
@@ -185,21 +197,17 @@ impl PodFeed {
                 None
             }
             SourceMessage::Disconnected => self.feed.disconnected(from),
-            // That it is not there is known already.
+            // The feed knows from `Disconnected` that it is not connected.
             SourceMessage::Unreachable(_) => None,
-            SourceMessage::Batch { heading, via, batch } => {
-                self.batch(writer, (from, heading, batch), via, now)?;
+            SourceMessage::Batch { id, delivery, batch } => {
+                self.batch(writer, HeldBatch { source: from, id, batch }, delivery, now)?;
                 None
             }
-            SourceMessage::Malformed { heading, reason } => {
-                self.feed.malformed(heading, reason, now)
-            }
+            SourceMessage::Malformed { id, reason } => self.feed.malformed(id, reason, now),
             SourceMessage::ReplayEnd => self.feed.replay_ended(from, now),
-            SourceMessage::Snapshot { heading, batch } => {
-                self.snapshot(writer, heading, &batch, now)?
-            }
+            SourceMessage::Snapshot { id, batch } => self.snapshot(writer, id, &batch, now)?,
             SourceMessage::Digest(digest) => self.digest(&digest, now)?,
-            SourceMessage::Beat(beat) => self.feed.beat(beat, now),
+            SourceMessage::Heartbeat(heartbeat) => self.feed.heartbeat(heartbeat, now),
             SourceMessage::Started(epoch) => self.feed.started(epoch, now),
             SourceMessage::Refused => {
                 self.feed.refused(from);
@@ -213,19 +221,19 @@ impl PodFeed {
         self.release(writer, now)
     }
 
-    /// Does what is due, and returns what is to be asked of which source.
+    /// Runs due timers, and returns the next query and the source that it goes to.
     ///
     /// # Errors
-    /// The pod is no more in the index.
+    /// The pod has left the index.
     pub fn tick(
         &mut self,
         writer: &mut IndexWriter,
         now: Moment,
     ) -> Result<Option<(SourceId, SourceQuery)>, PodRemoved> {
-        // A rebuild ends the need that it answers, so none comes twice at one moment.
+        // A rebuild ends the reason for it, so the loop ends.
         while let Some(step) = self.feed.tick(now) {
             match step {
-                FeedStep::Ask(source, ask) => return Ok(Some((source, ask))),
+                FeedStep::Query(source, query) => return Ok(Some((source, query))),
                 FeedStep::Rebuild(rebuild) => self.rebuild(writer, rebuild, now)?,
             }
         }
@@ -233,13 +241,13 @@ impl PodFeed {
         Ok(None)
     }
 
-    /// When [`Pod::tick`] may have something to do, if nothing is said before.
+    /// When [`PodFeed::tick`] has something to do, if no message arrives before.
     #[must_use]
     pub fn next_tick(&self) -> Option<Moment> {
         self.feed.next_tick()
     }
 
-    /// Everything about the pod's events.
+    /// The state of the pod's events.
     #[must_use]
     pub fn status(&self, now: Moment) -> FeedStatus {
         self.feed.status(now)
@@ -248,14 +256,14 @@ impl PodFeed {
     fn batch(
         &mut self,
         writer: &mut IndexWriter,
-        (from, heading, batch): (SourceId, BatchId, Box<WireBatch>),
-        via: Delivery,
+        HeldBatch { source, id, batch }: HeldBatch,
+        delivery: Delivery,
         now: Moment,
     ) -> Result<(), PodRemoved> {
-        match self.feed.admit(from, heading, via, now) {
-            BatchAdmission::PassOver => return Ok(()),
+        match self.feed.admit(source, id, delivery, now) {
+            BatchAdmission::Skip => return Ok(()),
             BatchAdmission::Hold => {
-                self.hold(from, heading, batch);
+                self.hold(HeldBatch { source, id, batch });
                 return Ok(());
             }
             BatchAdmission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
@@ -264,32 +272,32 @@ impl PodFeed {
         let translated = match self.translator.translate(&batch) {
             Ok(translated) => translated,
             Err(error) => {
-                let rebuild = self.feed.malformed(heading, error.to_string(), now);
+                let rebuild = self.feed.malformed(id, error.to_string(), now);
                 return rebuild.map_or(Ok(()), |rebuild| self.rebuild(writer, rebuild, now));
             }
         };
-        let outcome = writer.apply(self.id, heading.sequence, &translated.events)?;
+        let outcome = writer.apply(self.id, id.sequence, &translated.events)?;
         let blocks = translated.events.iter().map(blocks).sum();
-        self.feed.applied(heading, outcome, blocks, now);
+        self.feed.applied(id, outcome, blocks, now);
         Ok(())
     }
 
-    fn hold(&mut self, from: SourceId, heading: BatchId, batch: Box<WireBatch>) {
-        let items = batch.items();
-        if self.held.len() == MOST_HELD || self.held_items + items > MOST_HELD_ITEMS {
+    fn hold(&mut self, held: HeldBatch) {
+        let items = held.batch.items();
+        if self.held.len() == MAX_HELD || self.held_items + items > MAX_HELD_ITEMS {
             self.feed.dropped();
             return;
         }
         self.held_items += items;
-        self.held.push_back((from, heading, batch));
+        self.held.push_back(held);
     }
 
-    /// Applies what was held, once it may be.
+    /// Applies held batches once the feed no longer holds them.
     fn release(&mut self, writer: &mut IndexWriter, now: Moment) -> Result<(), PodRemoved> {
         while !self.feed.holds()
             && let Some(held) = self.held.pop_front()
         {
-            self.held_items -= held.2.items();
+            self.held_items -= held.batch.items();
             self.batch(writer, held, Delivery::Live, now)?;
         }
         Ok(())
@@ -298,14 +306,14 @@ impl PodFeed {
     fn snapshot(
         &mut self,
         writer: &mut IndexWriter,
-        heading: BatchId,
+        id: BatchId,
         batch: &WireBatch,
         now: Moment,
     ) -> Result<Option<Rebuild>, PodRemoved> {
-        match self.feed.admit_snapshot(heading, now) {
+        match self.feed.admit_snapshot(id, now) {
             BatchAdmission::Apply => {}
             BatchAdmission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
-            BatchAdmission::Hold | BatchAdmission::PassOver => return Ok(None),
+            BatchAdmission::Hold | BatchAdmission::Skip => return Ok(None),
         }
         let translated = match self.translator.translate(batch) {
             Ok(translated) => translated,
@@ -321,9 +329,9 @@ impl PodFeed {
                 CacheEvent::Removed { .. } | CacheEvent::Cleared => None,
             })
             .collect();
-        let snapshot = Snapshot { sequence: heading.sequence, stored: &stored };
+        let snapshot = Snapshot { sequence: id.sequence, stored: &stored };
         let caught_up = writer.apply_snapshot(self.id, snapshot)?;
-        self.feed.snapshot_applied(heading, caught_up, now);
+        self.feed.snapshot_applied(id, caught_up, now);
         Ok(None)
     }
 
@@ -344,9 +352,9 @@ impl PodFeed {
     ) -> Result<(), PodRemoved> {
         writer.apply(self.id, None, &[CacheEvent::Cleared])?;
         match rebuild {
-            Rebuild::NewLife { first } => {
-                self.translator = self.serving.translator();
-                // Past every number, so that nothing that came early is left; then from the start.
+            Rebuild::NewEpoch { first } => {
+                self.translator = self.served_model.translator();
+                // Past every number first, which drops all early batches.
                 writer.start_at(self.id, u64::MAX)?;
                 writer.start_at(self.id, first)?;
             }

@@ -1,17 +1,20 @@
-//! All pods that events are about, and the sources that speak of them.
+//! The pods that events are about, and the sources that feed them.
 //!
-//! Pods come and go by the fleet's configuration or discovery, never by an event: what is said of a pod
-//! that is not known here is counted and has no effect. Each pod has a lock of its own, so that sources of
-//! different pods do not wait for each other. A source that ends leaves every pod, and whoever fed a pod that
-//! went is a stranger to the next one of its name.
+//! Configuration or discovery adds and removes pods, an event never does: a message about an
+//! unknown pod is counted and has no effect. Each pod has a lock of its own, so that sources of
+//! different pods do not wait for each other. A source that ends is detached from every pod. A pod
+//! that is removed and added again under the same name is a new pod: sources that were made for the
+//! earlier one do not feed it.
 
-use crate::checkpoint::PodCheckpoint;
+use crate::checkpoint::{self, CheckpointSize, PodCheckpoint};
 use crate::feed::{FeedRules, FeedStatus, Resumed, SourceId};
 use crate::message::{Capabilities, SourceMessage, SourceQuery};
 use crate::pod::{PodFeed, ServedModel};
 use crate::source_error::{SourceError, SourceErrors};
 use crate::transport::{PodName, SourceSignal};
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
@@ -22,47 +25,47 @@ pub struct EventPods {
     index: Index,
     rules: Mutex<FeedRules>,
     pods: Mutex<BTreeMap<PodName, Arc<Mutex<PodEntry>>>>,
-    strangers: AtomicU64,
-    /// Counts pods and transports as they come.
-    comings: AtomicU64,
-    /// What was written down of pods that have not come yet.
-    recalled: Mutex<BTreeMap<String, PodCheckpoint>>,
+    unknown_pod_messages: AtomicU64,
+    /// Numbers pods and transports in the order in which they are added.
+    generations: AtomicU64,
+    /// Records of pods that have not been added yet.
+    checkpoints: Mutex<BTreeMap<String, PodCheckpoint>>,
 }
 
 struct PodEntry {
     pod: PodFeed,
-    sources: Vec<Subscription>,
-    troubles: SourceErrors,
-    /// Its number among all who came.
-    came: u64,
+    subscriptions: Vec<Subscription>,
+    errors: SourceErrors,
+    generation: u64,
 }
 
 /// A source as one pod sees it.
 struct Subscription {
     id: SourceId,
-    voice: Arc<Source>,
+    source: Arc<Source>,
 }
 
-/// A transport's place among the sources.
-pub struct AttachedPod {
-    pub(crate) voice: Arc<Source>,
-    /// What the transport is to ask.
-    pub asks: mpsc::Receiver<(PodName, SourceQuery)>,
+/// A transport that is attached to the pods.
+pub struct AttachedSource {
+    pub(crate) source: Arc<Source>,
+    /// Queries that the transport is to send.
+    pub queries: mpsc::Receiver<(PodName, SourceQuery)>,
 }
 
-/// Somebody who speaks of pods.
+/// An attached transport, as the pods see it.
 pub(crate) struct Source {
     name: Arc<str>,
-    abilities: Capabilities,
-    asks: mpsc::Sender<(PodName, SourceQuery)>,
-    /// If it speaks only of pods that came before it, its number among all who came.
-    came: Option<u64>,
-    is_over: AtomicBool,
+    capabilities: Capabilities,
+    queries: mpsc::Sender<(PodName, SourceQuery)>,
+    /// If set, it feeds only pods of an earlier generation.
+    generation: Option<u64>,
+    has_ended: AtomicBool,
 }
 
 impl Source {
-    fn may_speak_of(&self, known: &PodEntry) -> bool {
-        !self.is_over.load(Ordering::Relaxed) && self.came.is_none_or(|came| known.came < came)
+    fn may_feed(&self, entry: &PodEntry) -> bool {
+        let is_older = |generation| entry.generation < generation;
+        !self.has_ended.load(Ordering::Relaxed) && self.generation.is_none_or(is_older)
     }
 }
 
@@ -71,46 +74,59 @@ impl Source {
 pub struct PodStatus {
     /// The pod.
     pub pod: PodName,
-    /// Where its events come from.
+    /// The transports that feed it.
     pub sources: Vec<Arc<str>>,
-    /// From where they cannot be had, and why.
-    pub troubles: Vec<SourceError>,
-    /// How its events are.
+    /// The transports that should feed it and are unreachable.
+    pub errors: Vec<SourceError>,
+    /// The state of its events.
     pub status: FeedStatus,
 }
 
-/// Questions that wait for one transport. A pod asks once a second, and asks again if this is lost.
-const MOST_ASKS: usize = 4096;
+/// Capacity of a transport's query queue. A query that does not fit is lost, and times out.
+const MAX_QUERIES: usize = 4096;
 
 impl EventPods {
-    /// No pods yet.
+    /// Has no pods yet.
     #[must_use]
     pub fn new(index: Index, rules: FeedRules) -> Self {
-        let (pods, recalled) = (Mutex::default(), Mutex::default());
-        let (strangers, comings) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { index, rules: Mutex::new(rules), pods, strangers, comings, recalled }
+        Self {
+            index,
+            rules: Mutex::new(rules),
+            pods: Mutex::default(),
+            unknown_pod_messages: AtomicU64::new(0),
+            generations: AtomicU64::new(0),
+            checkpoints: Mutex::default(),
+        }
     }
 
-    /// Keeps what was written down, for the pods that come from now on, in the place of what was kept before.
-    pub fn recall(&self, records: Vec<PodCheckpoint>) {
+    /// Keeps records for pods that are added from now on, and drops those kept before.
+    pub fn load_checkpoint(&self, records: Vec<PodCheckpoint>) {
         let by_name = records.into_iter().map(|record| (record.pod.clone(), record));
-        *lock(&self.recalled) = by_name.collect();
+        *lock(&self.checkpoints) = by_name.collect();
     }
 
-    /// What is worth writing down of a pod, if anything is.
+    /// The record of a pod, unless its state is too uncertain to be worth one.
     #[must_use]
-    pub fn record(&self, name: &str) -> Option<PodCheckpoint> {
-        let known = self.get(name)?;
-        let known = lock(&known);
-        known.pod.record(name).ok().flatten()
+    pub fn checkpoint(&self, name: &str) -> Option<PodCheckpoint> {
+        let entry = self.get(name)?;
+        let entry = lock(&entry);
+        entry.pod.checkpoint(name).ok().flatten()
     }
 
-    /// Whether what is there of a pod is a checkpoint's, and not confirmed yet.
+    /// Writes a checkpoint of all pods, which replaces the file.
+    ///
+    /// # Errors
+    /// The file system's. The previous file is unchanged then.
+    pub fn write_checkpoint(&self, path: &Path) -> io::Result<CheckpointSize> {
+        checkpoint::write(path, self.names().iter().map(|name| self.checkpoint(name)))
+    }
+
+    /// Whether the state of a pod comes from a checkpoint and no source has confirmed it yet.
     #[must_use]
-    pub fn is_only_recalled(&self, name: &str) -> bool {
-        let recalled =
-            self.get(name).and_then(|known| lock(&known).pod.status(Moment::ZERO).recalled);
-        recalled == Some(Resumed::Waiting)
+    pub fn is_unconfirmed(&self, name: &str) -> bool {
+        let resumed =
+            self.get(name).and_then(|entry| lock(&entry).pod.status(Moment::ZERO).resumed);
+        resumed == Some(Resumed::Waiting)
     }
 
     /// The names of all pods, in order.
@@ -125,144 +141,163 @@ impl EventPods {
         &self.index
     }
 
-    /// Takes a pod in; if it is there already, as it is.
+    /// Adds a pod. One that is there already stays as it is.
     ///
     /// # Errors
     /// The index has no slot left.
-    pub fn add(&self, name: &PodName, serving: ServedModel) -> Result<PodId, NoSlot> {
+    pub fn add(&self, name: &PodName, model: ServedModel) -> Result<PodId, NoSlot> {
         let mut pods = lock(&self.pods);
-        if let Some(known) = pods.get(name) {
-            return Ok(lock(known).pod.id());
+        if let Some(entry) = pods.get(name) {
+            return Ok(lock(entry).pod.id());
         }
-        let (id, rules) = (self.index.add_pod()?, *lock(&self.rules));
-        // Only a pod that was removed by its id can be gone, and nobody has the id yet.
-        if let Ok(mut pod) = PodFeed::new(&self.index, id, serving, rules) {
-            if let Some(record) = lock(&self.recalled).remove(&**name) {
-                let _ = pod.recall(&mut self.index.writer(), &record);
+        let id = self.index.add_pod()?;
+        let rules = *lock(&self.rules);
+        // It fails only for a pod that was removed by its id, which no caller has yet.
+        if let Ok(mut pod) = PodFeed::new(&self.index, id, model, rules) {
+            if let Some(record) = lock(&self.checkpoints).remove(&**name) {
+                let _ = pod.restore(&mut self.index.writer(), &record);
             }
-            let known = PodEntry {
+            let entry = PodEntry {
                 pod,
-                sources: Vec::new(),
-                troubles: SourceErrors::default(),
-                came: self.comes(),
+                subscriptions: Vec::new(),
+                errors: SourceErrors::default(),
+                generation: self.next_generation(),
             };
-            pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
+            pods.insert(Arc::clone(name), Arc::new(Mutex::new(entry)));
         }
         Ok(id)
     }
 
-    /// Goes by other rules from now on, also for the pods that are there.
+    /// Changes the rules, for existing pods too.
     pub fn set_rules(&self, rules: FeedRules) {
-        // First for those who come: whoever does so meanwhile is among those who are there.
+        // The rules for new pods come first: a pod that is added meanwhile is among the existing
+        // ones below.
         *lock(&self.rules) = rules;
-        for (_, known) in self.all() {
-            lock(&known).pod.set_rules(rules);
+        for (_, entry) in self.all() {
+            lock(&entry).pod.set_rules(rules);
         }
     }
 
-    /// Understands what is said of a pod otherwise from now on. If that is a change, all that was said is wanted again.
-    pub fn serve(&self, name: &str, serving: ServedModel, now: Moment) {
-        if let Some(known) = self.get(name) {
-            // An error says that the pod has left the index.
-            let _ = lock(&known).pod.serve(&mut self.index.writer(), serving, now);
+    /// Changes the model by which a pod's events are translated. If it differs, the pod's state is
+    /// fetched again.
+    pub fn set_served_model(&self, name: &str, model: ServedModel, now: Moment) {
+        if let Some(entry) = self.get(name) {
+            // It fails only for a pod that has left the index.
+            let _ = lock(&entry).pod.set_served_model(&mut self.index.writer(), model, now);
         }
     }
 
-    /// Takes a pod out, of the index too. Whether it was there.
+    /// Removes a pod, from the index too. Returns whether it was there.
     pub fn remove(&self, name: &str) -> bool {
         let removed = lock(&self.pods).remove(name);
-        removed.is_some_and(|known| self.index.remove_pod(lock(&known).pod.id()))
+        removed.is_some_and(|entry| self.index.remove_pod(lock(&entry).pod.id()))
     }
 
-    /// A place for a transport that speaks of all pods, whenever they come.
+    /// Attaches a transport that feeds all pods, those added later too.
     #[must_use]
-    pub fn attach(&self, name: &str, abilities: Capabilities) -> AttachedPod {
-        Self::place(name, abilities, None)
+    pub fn attach(&self, name: &str, capabilities: Capabilities) -> AttachedSource {
+        Self::attach_source(name, capabilities, None)
     }
 
-    /// A place for a transport that was made for pods that are there: those that come later are another's.
+    /// Attaches a transport that was made for the pods that exist now, and does not feed those
+    /// added later.
     #[must_use]
-    pub fn attach_to_present(&self, name: &str, abilities: Capabilities) -> AttachedPod {
-        Self::place(name, abilities, Some(self.comes()))
+    pub fn attach_to_existing(&self, name: &str, capabilities: Capabilities) -> AttachedSource {
+        Self::attach_source(name, capabilities, Some(self.next_generation()))
     }
 
-    fn place(name: &str, abilities: Capabilities, came: Option<u64>) -> AttachedPod {
-        let (sender, asks) = mpsc::channel(MOST_ASKS);
-        let is_over = AtomicBool::new(false);
-        let voice = Source { name: name.into(), abilities, asks: sender, came, is_over };
-        AttachedPod { voice: Arc::new(voice), asks }
+    fn attach_source(
+        name: &str,
+        capabilities: Capabilities,
+        generation: Option<u64>,
+    ) -> AttachedSource {
+        let (sender, receiver) = mpsc::channel(MAX_QUERIES);
+        let source = Source {
+            name: name.into(),
+            capabilities,
+            queries: sender,
+            generation,
+            has_ended: AtomicBool::new(false),
+        };
+        AttachedSource { source: Arc::new(source), queries: receiver }
     }
 
-    fn comes(&self) -> u64 {
-        self.comings.fetch_add(1, Ordering::Relaxed)
+    fn next_generation(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A transport ends: no pod asks it any more, and what it may still say is a stranger's.
-    pub(crate) fn detach(&self, writer: &mut IndexWriter, voice: &Arc<Source>, now: Moment) {
-        voice.is_over.store(true, Ordering::Relaxed);
-        // Whoever did not see that yet holds the lock of its pod, so it is over before that pod's turn.
-        for (_, known) in self.all() {
-            lock(&known).leave(writer, voice, now);
+    /// Detaches a transport: no pod queries it any more, and its messages have no effect.
+    pub(crate) fn detach(&self, writer: &mut IndexWriter, source: &Arc<Source>, now: Moment) {
+        source.has_ended.store(true, Ordering::Relaxed);
+        // A thread that has not seen the flag yet holds its pod's lock, so it is done before that
+        // pod is unsubscribed.
+        for (_, entry) in self.all() {
+            lock(&entry).unsubscribe(writer, source, now);
         }
     }
 
-    /// Takes in what a transport heard.
-    pub fn hear(
+    /// Handles a signal of a transport.
+    pub fn handle(
         &self,
         writer: &mut IndexWriter,
-        source: &AttachedPod,
-        heard: SourceSignal,
+        from: &AttachedSource,
+        signal: SourceSignal,
         now: Moment,
     ) {
-        let voice = &source.voice;
-        match heard {
-            SourceSignal::Of(name, said) => {
-                let known = self.get(&name);
-                if !known.is_some_and(|known| lock(&known).hear(writer, voice, said, now)) {
-                    self.strangers.fetch_add(1, Ordering::Relaxed);
+        let source = &from.source;
+        match signal {
+            SourceSignal::Pod(name, message) => {
+                let entry = self.get(&name);
+                if !entry.is_some_and(|entry| lock(&entry).handle(writer, source, message, now)) {
+                    self.unknown_pod_messages.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            SourceSignal::OfAll(said) => {
-                for (_, known) in self.all() {
-                    let mut known = lock(&known);
-                    if known.sources.iter().any(|line| line.voice.name == voice.name) {
-                        known.hear(writer, voice, said.clone(), now);
+            SourceSignal::AllPods(message) => {
+                for (_, entry) in self.all() {
+                    let mut entry = lock(&entry);
+                    if entry.subscriptions.iter().any(|one| one.source.name == source.name) {
+                        entry.handle(writer, source, message.clone(), now);
                     }
                 }
             }
         }
     }
 
-    /// Does what is due for every pod, and hands questions to the transports.
+    /// Runs the due timers of every pod, and hands queries to the transports.
     pub fn tick(&self, writer: &mut IndexWriter, now: Moment) {
-        for (name, known) in self.all() {
-            let mut known = lock(&known);
-            // A pod that has left the index is asked nothing more; a full queue is as good as a loss. It ends:
-            // nothing else is asked of a pod before an ask is answered or has timed out.
-            while let Ok(Some((source, ask))) = known.pod.tick(writer, now) {
-                if let Some(line) = known.sources.iter().find(|line| line.id == source) {
-                    let _ = line.voice.asks.try_send((Arc::clone(&name), ask));
+        for (name, entry) in self.all() {
+            let mut entry = lock(&entry);
+            // The loop ends: a pod has no second query before the first is answered or has timed
+            // out. An error means that the pod has left the index; a query that finds the queue
+            // full times out.
+            while let Ok(Some((id, query))) = entry.pod.tick(writer, now) {
+                if let Some(subscription) = entry.subscriptions.iter().find(|one| one.id == id) {
+                    let _ = subscription.source.queries.try_send((Arc::clone(&name), query));
                 }
             }
         }
     }
 
-    /// Every pod's status, by name.
+    /// The status of every pod, by name.
     #[must_use]
     pub fn status(&self, now: Moment) -> Vec<PodStatus> {
-        let status = |(pod, known): (PodName, Arc<Mutex<PodEntry>>)| {
-            let known = lock(&known);
-            let sources = known.sources.iter().map(|line| Arc::clone(&line.voice.name)).collect();
-            let troubles = known.troubles.all().to_vec();
-            PodStatus { pod, sources, troubles, status: known.pod.status(now) }
+        let status = |(pod, entry): (PodName, Arc<Mutex<PodEntry>>)| {
+            let entry = lock(&entry);
+            let sources = entry.subscriptions.iter().map(|one| Arc::clone(&one.source.name));
+            PodStatus {
+                pod,
+                sources: sources.collect(),
+                errors: entry.errors.all().to_vec(),
+                status: entry.pod.status(now),
+            }
         };
         self.all().into_iter().map(status).collect()
     }
 
-    /// How often something was said of a pod that is not known.
+    /// How many messages were about a pod that is not known.
     #[must_use]
-    pub fn strangers(&self) -> u64 {
-        self.strangers.load(Ordering::Relaxed)
+    pub fn unknown_pod_messages(&self) -> u64 {
+        self.unknown_pod_messages.load(Ordering::Relaxed)
     }
 
     fn get(&self, name: &str) -> Option<Arc<Mutex<PodEntry>>> {
@@ -271,62 +306,66 @@ impl EventPods {
 
     fn all(&self) -> Vec<(PodName, Arc<Mutex<PodEntry>>)> {
         let pods = lock(&self.pods);
-        pods.iter().map(|(name, known)| (Arc::clone(name), Arc::clone(known))).collect()
+        pods.iter().map(|(name, entry)| (Arc::clone(name), Arc::clone(entry))).collect()
     }
 }
 
 impl PodEntry {
-    /// Whether whoever says it may speak of this pod.
-    fn hear(
+    /// Returns whether the source may feed this pod.
+    fn handle(
         &mut self,
         writer: &mut IndexWriter,
-        voice: &Arc<Source>,
-        said: SourceMessage,
+        source: &Arc<Source>,
+        message: SourceMessage,
         now: Moment,
     ) -> bool {
-        if !voice.may_speak_of(self) {
+        if !source.may_feed(self) {
             return false;
         }
-        match said {
+        match message {
             SourceMessage::Unreachable(reason) => {
-                // Whether it can be asked matters only once it was there.
-                self.troubles.note(&voice.name, reason);
+                // A source that was never connected is not subscribed, so the feed does not wait
+                // for it.
+                self.errors.set(&source.name, reason);
                 return true;
             }
-            SourceMessage::Connected => self.troubles.clear(&voice.name),
+            SourceMessage::Connected => self.errors.clear(&source.name),
             _ => {}
         }
-        let id = self.meet(voice);
-        // An error says that the pod has left the index: then nothing said of it matters.
-        let _ = self.pod.hear(writer, id, said, now);
+        let id = self.subscribe(source);
+        // It fails only for a pod that has left the index.
+        let _ = self.pod.handle(writer, id, message, now);
         true
     }
 
-    /// The source as this pod knows it: new, known, or started again under the same name.
-    fn meet(&mut self, voice: &Arc<Source>) -> SourceId {
-        if let Some(line) = self.sources.iter_mut().find(|line| line.voice.name == voice.name) {
-            if !Arc::ptr_eq(&line.voice, voice) {
-                line.voice = Arc::clone(voice);
+    /// The id of the source for this pod, which a transport that was restarted under the same name
+    /// keeps.
+    fn subscribe(&mut self, source: &Arc<Source>) -> SourceId {
+        let is_it = |one: &&mut Subscription| one.source.name == source.name;
+        if let Some(subscription) = self.subscriptions.iter_mut().find(is_it) {
+            if !Arc::ptr_eq(&subscription.source, source) {
+                subscription.source = Arc::clone(source);
             }
-            return line.id;
+            return subscription.id;
         }
-        let id = self.pod.add_source(voice.abilities);
-        self.sources.push(Subscription { id, voice: Arc::clone(voice) });
+        let id = self.pod.add_source(source.capabilities);
+        self.subscriptions.push(Subscription { id, source: Arc::clone(source) });
         id
     }
 
-    /// The source ends, unless another has its name and place already.
-    fn leave(&mut self, writer: &mut IndexWriter, voice: &Arc<Source>, now: Moment) {
-        self.troubles.clear(&voice.name);
-        let is_it = |line: &Subscription| Arc::ptr_eq(&line.voice, voice);
-        if let Some(at) = self.sources.iter().position(is_it) {
-            let line = self.sources.remove(at);
-            let _ = self.pod.remove_source(writer, line.id, now);
+    /// Ends the subscription, unless another source of the same name has taken it over.
+    fn unsubscribe(&mut self, writer: &mut IndexWriter, source: &Arc<Source>, now: Moment) {
+        self.errors.clear(&source.name);
+        let is_it = |one: &Subscription| Arc::ptr_eq(&one.source, source);
+        if let Some(at) = self.subscriptions.iter().position(is_it) {
+            let subscription = self.subscriptions.remove(at);
+            let _ = self.pod.remove_source(writer, subscription.id, now);
         }
     }
 }
 
-/// Whoever panicked with the lock left a pod that its next digest or replay puts right.
+/// Ignores poisoning: a thread that panicked under the lock left a pod whose next digest or replay
+/// corrects it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,28 +1,28 @@
-//! Why sources cannot be reached, for people who look.
+//! Sources that a pod's events should come from and that are unreachable, for the status.
 
 use std::sync::Arc;
 
-/// A source that cannot be reached.
+/// An unreachable source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceError {
-    /// Where the events would come from.
+    /// The transport's name.
     pub source: Arc<str>,
-    /// Why they do not.
+    /// Why it is unreachable.
     pub reason: String,
 }
 
-/// The troubles of one pod, one a source at most.
+/// The errors of one pod's sources, at most one per source.
 #[derive(Default)]
 pub(crate) struct SourceErrors(Vec<SourceError>);
 
 impl SourceErrors {
-    pub(crate) fn note(&mut self, source: &Arc<str>, reason: String) {
+    pub(crate) fn set(&mut self, source: &Arc<str>, reason: String) {
         self.clear(source);
         self.0.push(SourceError { source: Arc::clone(source), reason });
     }
 
     pub(crate) fn clear(&mut self, source: &str) {
-        self.0.retain(|trouble| *trouble.source != *source);
+        self.0.retain(|error| *error.source != *source);
     }
 
     pub(crate) fn all(&self) -> &[SourceError] {

@@ -1,18 +1,19 @@
-//! What an engine's batch means for the index.
+//! Translates an engine's batches into events for the index.
 //!
-//! The index speaks of contents under a root: our hashes of an engine's tokens, started from the model,
-//! the LoRA adapter and the tenant's salt. So two engines that hash differently, or keep blocks of
-//! different sizes, describe one prefix in one way, and an engine's own hashes are only its names.
+//! The index identifies blocks by its own hashes of their tokens, chained from a root that depends
+//! on the model, the LoRA adapter and the tenant's salt. So engines that hash differently, or have
+//! blocks of different sizes, describe one prefix in one way, and an engine's own hashes are only
+//! its names of blocks.
 //!
-//! - An engine's block may be several of the index's: its tokens are cut into that many contents.
-//! - LoRA and salt come as bare values among a block's extra keys. They belong to the root, so they
-//!   are taken out there; whatever is left (images, embeddings) stays part of its block's content, so
-//!   that equal placeholder tokens of different images never pass for each other.
-//! - Groups that keep only a window of a prompt say nothing about whole prefixes and are left out.
-//!   Their removals name only the group, so the translator remembers which groups are such.
+//! - An engine's block may be several of the index's: its tokens are split into that many contents.
+//! - LoRA and salt arrive as bare values among a block's extra keys. They belong to the root and
+//!   are removed; the other keys (images, embeddings) are hashed with the block's content, so that
+//!   equal placeholder tokens of different images differ.
+//! - Cache groups that keep only a window of a prompt hold no whole prefixes and are ignored. Their
+//!   removals name only the group, so the translator remembers which groups are such.
 //!
-//! The limit: SGLang sends no extra keys. Behind such an engine a salt cannot be told from none, and
-//! tenants must not be isolated by it.
+//! The limit: SGLang sends no extra keys. Its events do not show a salt, so salts do not isolate
+//! tenants there.
 
 mod error;
 mod groups;
@@ -20,7 +21,7 @@ mod keys;
 
 pub use error::TranslateError;
 
-use crate::checkpoint::BlockIdentity;
+use crate::block_id::{BlockIdScheme, BlockIdentity};
 use crate::wire::{WireBatch, WireEvent as Wire, WireStored};
 use groups::CacheGroups;
 use keys::{BlockKeys, RootKeys};
@@ -29,41 +30,31 @@ use std::ops::Range;
 use wornpath_blocks::{BlockHash, BlockHasher, ContentHash, HashKey, Scope};
 use wornpath_index::{CacheEvent, Content, Parent, StoredBlocks};
 
-/// A buffer that grew beyond this for one huge batch shrinks back before the next.
+/// The buffer shrinks to this size after a huge batch.
 const KEPT_CONTENTS: usize = 1 << 17;
 
-/// What blocks are called that come without tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum BlockIdScheme {
-    /// By the engine's own names, which other stores explain.
-    #[default]
-    OfTheEngine,
-    /// By the index's hashes, which the engine was given or can compute.
-    OfTheIndex,
-}
-
-/// Turns the batches of one pod, in one life of its engine, into events for the index.
+/// Translates the batches of one pod in one epoch of its engine.
 pub struct Translator {
     key: HashKey,
     model: String,
     root: BlockHash,
     hasher: BlockHasher,
-    names: BlockIdScheme,
+    scheme: BlockIdScheme,
     groups: CacheGroups,
     contents: Vec<ContentHash>,
     extra: Vec<u8>,
 }
 
-/// A batch, ready for the index.
+/// A translated batch.
 #[derive(Debug)]
 pub struct Translated<'a> {
-    /// In the order in which they happened.
+    /// In the engine's order.
     pub events: Vec<CacheEvent<'a>>,
-    /// Events left out because their group keeps only a part of a prefix.
+    /// Events ignored because their group keeps only a part of a prefix.
     pub ignored: usize,
 }
 
-/// One event of the batch after the first pass: where its contents lie.
+/// One event after the first pass, with the range of its contents.
 enum TranslateStep {
     Chained { parent: Parent, contents: Range<usize> },
     Named,
@@ -72,7 +63,8 @@ enum TranslateStep {
 }
 
 impl Translator {
-    /// For a pod that serves `model`, in an index whose blocks of that model are `block_size` tokens.
+    /// For a pod that serves `model`, in an index whose blocks of that model are `block_size`
+    /// tokens.
     #[must_use]
     pub fn new(key: &HashKey, model: &str, block_size: NonZeroUsize) -> Self {
         Self {
@@ -80,42 +72,42 @@ impl Translator {
             model: model.to_owned(),
             root: key.root(&Scope::model(model)),
             hasher: BlockHasher::new(key, block_size),
-            names: BlockIdScheme::default(),
+            scheme: BlockIdScheme::default(),
             groups: CacheGroups::default(),
             contents: Vec::new(),
             extra: Vec::new(),
         }
     }
 
-    /// For a pod that calls blocks without tokens by these names.
+    /// Sets how blocks without tokens are identified.
     #[must_use]
-    pub fn with_names(self, names: BlockIdScheme) -> Self {
-        Self { names, ..self }
+    pub fn with_id_scheme(self, scheme: BlockIdScheme) -> Self {
+        Self { scheme, ..self }
     }
 
-    /// What blocks are called by.
+    /// How blocks are identified.
     #[must_use]
-    pub fn naming(&self) -> BlockIdentity {
+    pub fn identity(&self) -> BlockIdentity {
         let block_size = self.hasher.block_size().get();
         let block_size = u32::try_from(block_size).unwrap_or(u32::MAX);
-        BlockIdentity { root: self.root, block_size, names: self.names }
+        BlockIdentity { root: self.root, block_size, scheme: self.scheme }
     }
 
-    /// Groups of the cache that keep only a part of a prefix, as far as stores have said so.
+    /// Cache groups that keep only a part of a prefix, as far as stores have shown.
     pub(crate) fn partial_groups(&self) -> &[u32] {
         self.groups.partial()
     }
 
-    /// Takes up what an earlier translator of the same life of the engine had learnt.
-    pub(crate) fn recall(&mut self, partial_groups: &[u32]) {
-        self.groups = CacheGroups::recalled(partial_groups);
+    /// Restores the partial groups that an earlier translator of the same epoch knew.
+    pub(crate) fn restore_partial_groups(&mut self, partial_groups: &[u32]) {
+        self.groups = CacheGroups::restored(partial_groups);
     }
 
     /// Translates one batch. The events borrow from both.
     ///
     /// # Errors
-    /// An event contradicts itself or the index's block size. The batch counts as lost then: a part
-    /// of it would leave the index in a state that the engine never had.
+    /// An event contradicts itself or the index's block size. The whole batch is refused: a part of
+    /// it would leave the index in a state that the engine never had.
     pub fn translate<'a>(
         &'a mut self,
         batch: &'a WireBatch,
@@ -135,7 +127,7 @@ impl Translator {
                 TranslateStep::Chained { parent, contents } => {
                     Content::Chained { parent, contents: &self.contents[contents] }
                 }
-                TranslateStep::Named if self.names == BlockIdScheme::OfTheIndex => Content::Native,
+                TranslateStep::Named if self.scheme == BlockIdScheme::Index => Content::Native,
                 TranslateStep::Named | TranslateStep::AsIs => Content::Named,
             };
             events.push(match event {
@@ -175,7 +167,8 @@ impl Translator {
         if engine_block == 0 || !engine_block.is_multiple_of(index_block) {
             return Err(TranslateError::BlockSize { engine_block, index_block });
         }
-        let (blocks, tokens) = (stored.blocks.len(), stored.tokens.len());
+        let blocks = stored.blocks.len();
+        let tokens = stored.tokens.len();
         if blocks.checked_mul(engine_block) != Some(tokens) {
             return Err(TranslateError::Tokens { blocks, engine_block, tokens });
         }
@@ -203,8 +196,9 @@ impl Translator {
         Ok(TranslateStep::Chained { parent, contents: first..self.contents.len() })
     }
 
-    /// The engine says which block an image lies in, not where in it: all parts of the block carry
-    /// the key. That can cost a hit on a part before the image, and can never invent one.
+    /// The engine sends the block of an image, not its position in the block, so all parts of the
+    /// block get the key. That can cost a hit on a part before the image, and never causes a false
+    /// one.
     fn push_contents(&mut self, tokens: &[u32], index_block: usize) {
         if self.extra.is_empty() {
             self.hasher.contents(tokens, &mut self.contents);

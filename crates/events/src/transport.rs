@@ -1,34 +1,36 @@
-//! The one interface of everything that carries events.
+//! The interface of event transports.
 
 use crate::message::{Capabilities, SourceMessage, SourceQuery};
 use std::sync::Arc;
 
-/// The name of a pod, as the fleet's configuration or discovery gave it.
+/// The name of a pod, as the fleet's configuration or discovery gives it.
 pub type PodName = Arc<str>;
 
-/// What a transport hears.
+/// What a transport delivers.
 #[derive(Clone, Debug)]
 pub enum SourceSignal {
-    /// Something about one pod.
-    Of(PodName, SourceMessage),
-    /// The same about every pod that this transport has spoken of: a broker that comes or goes.
-    OfAll(SourceMessage),
+    /// A message about one pod.
+    Pod(PodName, SourceMessage),
+    /// The same message about every pod that this transport has delivered messages of: a broker
+    /// connects or disconnects.
+    AllPods(SourceMessage),
 }
 
-/// Carries what engines say, and questions back to them.
+/// Delivers engines' messages, and carries queries back to them.
 ///
-/// A transport connects by itself, again and again, with a pause that grows and is not the same for all.
-/// It decodes, since what it carries has its own form; it decides nothing about consistency.
+/// A transport reconnects by itself, with backoff and jitter. It decodes, because each transport
+/// has its own framing, and leaves all decisions about consistency to the pod's
+/// [`Feed`](crate::Feed).
 pub trait Transport: Send {
-    /// Where it gets its events, for people who read the status.
+    /// Where the events come from, as the status shows it.
     fn name(&self) -> &str;
 
-    /// What can be asked over it.
-    fn abilities(&self) -> Capabilities;
+    /// Which queries it can carry.
+    fn capabilities(&self) -> Capabilities;
 
-    /// Waits for the next thing said. Dropping the future before its end loses nothing.
+    /// Waits for the next signal. Cancel-safe: dropping the future loses nothing.
     fn next(&mut self) -> impl Future<Output = SourceSignal> + Send;
 
-    /// Takes a question about a pod. It is sent, and answered, as [`Transport::next`] is called.
-    fn ask(&mut self, pod: &PodName, ask: SourceQuery);
+    /// Accepts a query about a pod. It is sent, and the reply delivered, by [`Transport::next`].
+    fn query(&mut self, pod: &PodName, query: SourceQuery);
 }

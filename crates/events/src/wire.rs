@@ -1,22 +1,23 @@
-//! How engines write cache events: the frames of a message and its msgpack payload.
+//! The wire format of engines' cache events: the frames of a message and its msgpack payload.
 //!
-//! vLLM and SGLang publish over ZeroMQ what their block pools do. A message becomes a typed [`WireBatch`]
-//! in two steps, [`Message::parse`] and [`decode`], without I/O and without trust: any bytes give a
-//! batch or an error that names the field. What a batch means for the index is the
-//! [`Translator`](crate::Translator)'s question; here tokens, extra keys and groups stay as they came.
+//! vLLM and SGLang publish the changes of their block pools over ZeroMQ. A message becomes a typed
+//! [`WireBatch`] in two steps, [`WireMessage::parse`] and [`decode`], without I/O and without
+//! trust: any bytes give a batch or an error that names the field. Tokens, extra keys and groups
+//! stay as they were sent; the [`Translator`](crate::Translator) interprets them.
 //!
 //! ```
-//! use wornpath_events::wire::{Batch, Dialect, Event, HashForm, Layout, Limits, decode, encode};
+//! use wornpath_events::wire::{HashForm, WireBatch, WireDialect, WireEvent, WireLayout};
+//! use wornpath_events::wire::{WireLimits, decode, encode};
 //!
-//! let mut sent = Batch::default();
-//! sent.push(Event::Cleared);
+//! let mut sent = WireBatch::default();
+//! sent.push(WireEvent::Cleared);
 //! let mut payload = Vec::new();
-//! let dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+//! let dialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 //! encode(&sent, dialect, &mut payload);
 //!
-//! let mut received = Batch::default();
-//! decode(&payload, &Limits::default(), &mut received)?;
-//! assert!(received.events().eq([Event::Cleared]));
+//! let mut received = WireBatch::default();
+//! decode(&payload, &WireLimits::default(), &mut received)?;
+//! assert!(received.events().eq([WireEvent::Cleared]));
 //! # Ok::<(), wornpath_events::wire::DecodeError>(())
 //! ```
 
@@ -33,7 +34,7 @@ mod limits;
 mod msgpack;
 mod pack;
 
-pub use batch::{DecodeNotice, WireBatch, WireEvent, WireRemoved, WireStored};
+pub use batch::{GroupAttention, WireBatch, WireEvent, WireRemoved, WireStored};
 pub use capture::records;
 pub use decode::decode;
 pub use encode::{HashForm, WireDialect, WireLayout, encode};

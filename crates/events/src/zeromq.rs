@@ -1,9 +1,9 @@
-//! Events straight from an engine: vLLM and SGLang publish them over ZeroMQ.
+//! ZeroMQ transport: vLLM and SGLang publish their events over it.
 //!
-//! One transport per pod, that is per data-parallel rank: rank r publishes on the configured port + r, and
-//! replays on the replay port + r. Numbers and payloads are the engine's; it says nothing of its epoch, so
-//! batches carry a fingerprint of their bytes. A connection that breaks is told at once, because a restart
-//! begins with it. A silent one is pinged.
+//! There is one transport per pod, that is per data-parallel rank: rank r publishes on the
+//! configured port + r, and replays on the replay port + r. Numbers and payloads are the engine's.
+//! Engines do not send their epoch, so batches get a fingerprint of their bytes. A lost connection
+//! is reported at once, because a restart begins with it. A silent one is pinged.
 
 mod address;
 mod dial;
@@ -14,114 +14,119 @@ pub use address::{ZmqAddress, ZmqAddressError};
 pub use dial::DialPolicy;
 pub use event_sources::EventSourcesError;
 
+use crate::backoff::Backoff;
 use crate::message::{BatchId, Capabilities, Delivery, SourceMessage, SourceQuery};
 use crate::transport::{PodName, SourceSignal, Transport};
 use crate::wire::{self, WireBatch, WireLimits, WireMessage};
 use crate::zmtp::{SocketKind, ZmtpConnection, ZmtpError};
 use bytes::Bytes;
 use dial::Dialer;
-use replay::ReplayQuery;
+use replay::ReplayClient;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use xxhash_rust::xxh3::xxh3_64;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// After so long a silence the peer is pinged, and after as long again without an answer it is lost.
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+/// Silence before a ping, and timeout of the ping.
 const PING_AFTER: Duration = Duration::from_secs(5);
 
-/// A pod's publisher.
+/// The connection to a pod's publisher.
 pub struct ZeroMq {
     name: String,
     pod: PodName,
     address: ZmqAddress,
     dial: Dialer,
     live: Option<ZmtpConnection<TcpStream>>,
-    replay: Option<ReplayQuery>,
-    /// When to connect, and how long to wait after that fails.
+    replay: Option<ReplayClient>,
     connect_at: Instant,
-    pause: Duration,
+    backoff: Backoff,
     ping_at: Instant,
-    /// Why the last connection could not be made or was lost.
+    /// Why the last connection attempt failed or the last connection was lost.
     last_error: Option<String>,
-    /// Why it cannot be reached, as it was said.
-    told: Option<String>,
-    originals: FrameCopies,
+    /// The last reason that was reported.
+    reported: Option<String>,
+    raw_payloads: RawPayloads,
 }
 
-/// What becomes of messages once they are decoded.
+/// Whether batches keep their payload as it arrived, which a relay publishes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum FrameCopies {
-    Dropped,
-    Kept,
+enum RawPayloads {
+    Drop,
+    Keep,
 }
 
 impl ZeroMq {
-    /// For a pod whose engine publishes at `address`. Nothing is connected yet.
+    /// For a pod whose engine publishes at `address`. Connects on the first [`Transport::next`].
     #[must_use]
     pub fn new(pod: PodName, address: ZmqAddress) -> Self {
+        let name = address.to_string();
+        // Each pod's delay is a little different: engines that went down together are not all
+        // redialled at once.
+        let backoff = RECONNECT.with_jitter(xxh3_64(name.as_bytes()));
         Self {
-            name: address.to_string(),
+            name,
             pod,
-            replay: address.replay.as_ref().map(|at| ReplayQuery::new(at.clone())),
+            replay: address.replay.as_ref().map(|at| ReplayClient::new(at.clone())),
             address,
             dial: Dialer::default(),
             live: None,
             connect_at: Instant::now(),
-            pause: FIRST_PAUSE,
+            backoff,
             ping_at: Instant::now(),
             last_error: None,
-            told: None,
-            originals: FrameCopies::Dropped,
+            reported: None,
+            raw_payloads: RawPayloads::Drop,
         }
     }
 
-    /// The same, for a relay: batches keep their message as it came.
+    /// Makes batches keep their payload as it arrived, for a relay.
     #[must_use]
-    pub fn with_originals(self) -> Self {
-        Self { originals: FrameCopies::Kept, ..self }
+    pub fn with_raw_payloads(self) -> Self {
+        Self { raw_payloads: RawPayloads::Keep, ..self }
     }
 
-    /// The same, connecting only to addresses that `judge` has nothing against.
+    /// Connects only to addresses that `policy` allows.
     #[must_use]
-    pub fn judged_by(mut self, judge: DialPolicy) -> Self {
-        self.dial = Dialer(Some(judge));
+    pub fn with_dial_policy(mut self, policy: DialPolicy) -> Self {
+        self.dial = Dialer(Some(policy));
         if let Some(replay) = &mut self.replay {
             replay.dial = self.dial.clone();
         }
         self
     }
 
-    /// Why the engine could not be reached last time.
+    /// Why the last connection attempt failed or the last connection was lost.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// Connects, after the pause that is due. `None` if that failed, for a reason that was said.
+    /// Connects after the backoff. Returns `None` if that failed for a reason that was reported
+    /// already.
     async fn connect(&mut self) -> Option<SourceMessage> {
         sleep_until(self.connect_at).await;
         let attempt = async {
-            let (dial, place) = (self.dial.clone(), self.address.publisher.clone());
-            let mut live = dial.connect(place, SocketKind::Sub).await?;
+            let dial = self.dial.clone();
+            let address = self.address.publisher.clone();
+            let mut live = dial.connect(address, SocketKind::Sub).await?;
             live.subscribe(self.address.topic.as_bytes()).await?;
             Ok::<_, ZmtpError>(live)
         };
         match attempt.await {
             Ok(live) => {
                 self.live = Some(live);
-                self.pause = FIRST_PAUSE;
-                self.told = None;
+                self.backoff.succeeded();
+                self.reported = None;
                 self.ping_at = Instant::now() + PING_AFTER;
                 Some(SourceMessage::Connected)
             }
             Err(error) => {
-                self.wait_after(&error);
+                self.back_off(&error);
                 let reason = error.to_string();
-                let is_new = self.told.as_ref() != Some(&reason);
-                self.told = Some(reason.clone());
+                let is_new = self.reported.as_ref() != Some(&reason);
+                self.reported = Some(reason.clone());
                 is_new.then_some(SourceMessage::Unreachable(reason))
             }
         }
@@ -130,22 +135,18 @@ impl ZeroMq {
     fn lost(&mut self, error: &ZmtpError) -> SourceMessage {
         self.live = None;
         if let Some(replay) = &mut self.replay {
-            replay.forget();
+            replay.reset();
         }
-        self.wait_after(error);
+        self.back_off(error);
         SourceMessage::Disconnected
     }
 
-    /// The pause doubles, and each pod's is a little different: engines that went together are not
-    /// connected to all at once.
-    fn wait_after(&mut self, error: &ZmtpError) {
+    fn back_off(&mut self, error: &ZmtpError) {
         self.last_error = Some(error.to_string());
-        let jitter = xxh3_64(self.name.as_bytes()) % 256;
-        self.connect_at = Instant::now() + self.pause + self.pause * jitter as u32 / 1024;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.connect_at = Instant::now() + self.backoff.failed();
     }
 
-    async fn hear(&mut self) -> Option<SourceMessage> {
+    async fn receive(&mut self) -> Option<SourceMessage> {
         let Some(live) = &mut self.live else { return self.connect().await };
         let replay = async {
             match &mut self.replay {
@@ -157,11 +158,11 @@ impl ZeroMq {
             frames = live.receive() => match frames {
                 Ok(frames) => {
                     self.ping_at = Instant::now() + PING_AFTER;
-                    read(&frames, Delivery::Live, self.originals)
+                    read(&frames, Delivery::Live, self.raw_payloads)
                 }
                 Err(error) => Some(self.lost(&error)),
             },
-            frames = replay => read(&frames, Delivery::Replay, self.originals),
+            frames = replay => read(&frames, Delivery::Replay, self.raw_payloads),
             () = sleep_until(self.ping_at) => {
                 self.ping_at = Instant::now() + PING_AFTER;
                 match live.ping().await {
@@ -178,45 +179,47 @@ impl Transport for ZeroMq {
         &self.name
     }
 
-    fn abilities(&self) -> Capabilities {
+    fn capabilities(&self) -> Capabilities {
         Capabilities { replay: self.replay.is_some(), snapshot: false, relayed: false }
     }
 
     async fn next(&mut self) -> SourceSignal {
         loop {
-            if let Some(said) = self.hear().await {
-                return SourceSignal::Of(Arc::clone(&self.pod), said);
+            if let Some(message) = self.receive().await {
+                return SourceSignal::Pod(Arc::clone(&self.pod), message);
             }
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, ask: SourceQuery) {
-        if let (Some(replay), SourceQuery::Replay { from }) = (&mut self.replay, ask) {
-            replay.ask(from);
+    fn query(&mut self, _pod: &PodName, query: SourceQuery) {
+        if let (Some(replay), SourceQuery::Replay { from }) = (&mut self.replay, query) {
+            replay.request(from);
         }
     }
 }
 
-/// What a message says. Live streams do not end as replays do.
-fn read(frames: &[Bytes], via: Delivery, originals: FrameCopies) -> Option<SourceMessage> {
+/// Decodes a message. The end marker of replays means nothing in a live stream.
+fn read(frames: &[Bytes], delivery: Delivery, raw_payloads: RawPayloads) -> Option<SourceMessage> {
     let malformed = |sequence, error: wire::DecodeError| {
-        let heading = BatchId { sequence, ..BatchId::default() };
-        Some(SourceMessage::Malformed { heading, reason: error.to_string() })
+        let id = BatchId { sequence, ..BatchId::default() };
+        Some(SourceMessage::Malformed { id, reason: error.to_string() })
     };
     match WireMessage::parse(frames) {
         Err(error) => malformed(None, error),
-        Ok(WireMessage::ReplayEnd) => (via == Delivery::Replay).then_some(SourceMessage::ReplayEnd),
+        Ok(WireMessage::ReplayEnd) => {
+            (delivery == Delivery::Replay).then_some(SourceMessage::ReplayEnd)
+        }
         Ok(WireMessage::Batch { sequence, payload, .. }) => {
             let mut batch = Box::<WireBatch>::default();
             if let Err(error) = wire::decode(payload, &WireLimits::default(), &mut batch) {
                 return malformed(Some(sequence), error);
             }
-            if originals == FrameCopies::Kept {
-                batch.original = Some(Bytes::copy_from_slice(payload));
+            if raw_payloads == RawPayloads::Keep {
+                batch.raw = Some(Bytes::copy_from_slice(payload));
             }
             let fingerprint = Some(xxh3_64(payload));
-            let heading = BatchId { epoch: None, sequence: Some(sequence), fingerprint };
-            Some(SourceMessage::Batch { heading, via, batch })
+            let id = BatchId { epoch: None, sequence: Some(sequence), fingerprint };
+            Some(SourceMessage::Batch { id, delivery, batch })
         }
     }
 }

@@ -1,18 +1,18 @@
-//! As much of ZeroMQ's wire protocol as cache events need: ZMTP 3.0 over TCP without encryption, PUB and
-//! SUB for the stream, DEALER and ROUTER for its replay.
+//! The subset of ZeroMQ's wire protocol that cache events need: ZMTP 3.0 over TCP without
+//! encryption, PUB and SUB for the stream, DEALER and ROUTER for replays.
 //!
-//! Why not a library: an engine that restarts in place shows it first by a broken connection, which
-//! ZeroMQ libraries hide by design; and a length on the wire must not make us allocate, which they allow.
-//! What is left of ZeroMQ then is a greeting, a handshake and a length before each frame.
+//! Why not a library: an engine that restarts in place shows that first by a lost connection, which
+//! ZeroMQ libraries hide by design; and they allocate whatever length the peer claims. What is left
+//! of ZeroMQ is a greeting, a handshake and a length before each frame.
 //!
-//! A [`ZmtpConnection`] is one peer: connecting again, with a pause between, is its owner's part. A ROUTER is
-//! a [`ZmtpListener`] and one connection per peer, so there are no identities.
+//! A [`ZmtpConnection`] is one peer; its owner reconnects, with backoff. A ROUTER is a
+//! [`ZmtpListener`] and one connection per peer, so there are no identities.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-//! use wornpath_events::zmtp::{ZmtpConnection, Publisher, SocketKind};
+//! use wornpath_events::zmtp::{SocketKind, ZmtpConnection, ZmtpPublisher};
 //!
-//! let publisher = Publisher::bind("127.0.0.1:0").await?;
+//! let publisher = ZmtpPublisher::bind("127.0.0.1:0").await?;
 //! let mut subscriber = ZmtpConnection::connect(publisher.address(), SocketKind::Sub).await?;
 //! subscriber.subscribe(b"kv").await?;
 //! publisher.subscribed(1).await;
@@ -29,7 +29,7 @@ mod listener;
 mod publisher;
 
 pub use connection::ZmtpConnection;
-pub(crate) use connection::in_time;
+pub(crate) use connection::with_timeout;
 pub use error::ZmtpError;
 pub use handshake::SocketKind;
 pub use listener::ZmtpListener;

@@ -1,12 +1,13 @@
-//! An engine that says ten times more than there is room for: memory stays where it was when the room was full.
+//! An engine that publishes ten times more than the limits allow: memory stays where it was at the
+//! limits.
 //!
 //! Measured as the process's resident memory, so this has a test binary to itself.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![cfg(target_os = "linux")]
 
-mod saying;
+mod stores;
 
-use saying::{BLOCK, serving, stored};
+use stores::{BLOCK, served_model, stored};
 use wornpath_events::wire::WireBatch;
 use wornpath_events::{
     BatchId, Capabilities, Delivery, FeedRules, PodFeed, SourceId, SourceMessage,
@@ -38,12 +39,12 @@ struct Flooded {
 impl Flooded {
     fn new(index: &Index) -> Self {
         let id = index.add_pod().unwrap();
-        let mut pod = PodFeed::new(index, id, serving(), FeedRules::default()).unwrap();
+        let mut pod = PodFeed::new(index, id, served_model(), FeedRules::default()).unwrap();
         let source = pod.add_source(Capabilities { replay: true, snapshot: false, relayed: false });
         Self { pod, writer: index.writer(), source, sequence: 0, number: 0 }
     }
 
-    /// So many batches of new blocks, after `parent` if they are to follow what nobody knows.
+    /// Sends batches of new blocks; with `parent`, they follow an unknown block.
     fn store(&mut self, batches: usize, parent: Option<EngineHash>) {
         for _ in 0..batches {
             let name = |block: u64| (self.number << 8 | block).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -52,10 +53,11 @@ impl Flooded {
             let tokens: Vec<u32> = (0..(RUN * BLOCK) as u32).map(|at| first ^ at).collect();
             let mut batch = Box::<WireBatch>::default();
             batch.push(stored(&blocks, parent, &tokens));
-            let heading = BatchId { sequence: Some(self.sequence), ..BatchId::default() };
-            let said = SourceMessage::Batch { heading, via: Delivery::Live, batch };
-            self.pod.hear(&mut self.writer, self.source, said, Moment::ZERO).unwrap();
-            (self.sequence, self.number) = (self.sequence + 1, self.number + 1);
+            let id = BatchId { sequence: Some(self.sequence), ..BatchId::default() };
+            let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };
+            self.pod.handle(&mut self.writer, self.source, said, Moment::ZERO).unwrap();
+            self.sequence = self.sequence + 1;
+            self.number = self.number + 1;
         }
     }
 }

@@ -9,12 +9,12 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 use wornpath_blocks::BlockHash;
-use wornpath_events::checkpoint::{BlockIdentity, PodCheckpoint, encode as encode_checkpoint};
+use wornpath_events::checkpoint::{PodCheckpoint, encode as encode_checkpoint};
 use wornpath_events::grpc::{self, PushBody, PushEventKind, PushReport};
 use wornpath_events::wire::{
     WireBatch, WireEvent, WireLimits, WireMessage, decode, encode, records,
 };
-use wornpath_events::{BlockIdScheme, Epoch, ResumePoint};
+use wornpath_events::{BlockIdScheme, BlockIdentity, Epoch, ResumePoint};
 use wornpath_fuzz::DIALECTS;
 use wornpath_index::{EngineHash, ExportedBlock, ExportedParent};
 
@@ -41,23 +41,23 @@ fn checkpoints(fuzz: &Path) -> Result<(), Box<dyn Error>> {
         before,
         copies,
     };
-    let record = |pod: &str, memo, items| PodCheckpoint {
+    let record = |pod: &str, resume_point, blocks| PodCheckpoint {
         pod: pod.to_owned(),
-        naming: BlockIdentity {
+        identity: BlockIdentity {
             root: BlockHash(7),
             block_size: 16,
-            names: BlockIdScheme::OfTheEngine,
+            scheme: BlockIdScheme::Engine,
         },
-        memo,
+        resume_point,
         partial_groups: vec![2],
-        items,
+        blocks,
     };
     let chain = (0..5).map(|at: u32| {
         let before = at.checked_sub(1).map_or(ExportedParent::Start, ExportedParent::Item);
         item(u64::from(at) + 1, before, [1, 0, 0, 0], &[])
     });
-    let memo = ResumePoint { epoch: None, last: Some(9), fingerprint: Some(5) };
-    let plain = record("plain", memo, chain.collect());
+    let resume_point = ResumePoint { epoch: None, last: Some(9), fingerprint: Some(5) };
+    let plain = record("plain", resume_point, chain.collect());
     let odd = vec![
         item(1, ExportedParent::Unknown, [3, 0, 1, 0], &[]),
         item(2, ExportedParent::Start, [0; 4], &[]),
@@ -185,9 +185,9 @@ fn publisher_stream(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-fn report(said: PushBody) -> Vec<u8> {
+fn report(body: PushBody) -> Vec<u8> {
     let pod = "pod".to_owned();
-    PushReport { pod, epoch: Some(1), sequence: Some(7), said: Some(said) }.encode_to_vec()
+    PushReport { pod, epoch: Some(1), sequence: Some(7), body: Some(body) }.encode_to_vec()
 }
 
 /// The same events in the messages of gRPC.
@@ -210,6 +210,6 @@ fn typed(batch: &WireBatch) -> grpc::PushBatch {
         }),
         WireEvent::Cleared => PushEventKind::Cleared(grpc::PushEmpty {}),
     };
-    let events = batch.events().map(|one| grpc::PushEvent { what: Some(event(one)) });
+    let events = batch.events().map(|one| grpc::PushEvent { kind: Some(event(one)) });
     grpc::PushBatch { events: events.collect() }
 }

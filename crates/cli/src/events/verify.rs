@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use wornpath_blocks::{BlockHasher, HashKey, Scope};
 use wornpath_events::{
     BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodName, ServedModel, ZeroMq,
-    ZmqAddress, consume, keep_time,
+    ZmqAddress, consume, run_timers,
 };
 use wornpath_gateway::fleet::discovery::block_size;
 use wornpath_index::{Depths, Index, IndexLimits, IndexReader, PodId};
@@ -104,16 +104,16 @@ impl EventPredictor {
         let name: PodName = "engine".into();
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 0), FeedRules::default()));
-        let names = BlockIdScheme::default();
+        let id_scheme = BlockIdScheme::default();
         let serving =
-            ServedModel { key: HashKey::DEFAULT, model: model.clone(), block_size, names };
+            ServedModel { key: HashKey::DEFAULT, model: model.clone(), block_size, id_scheme };
         let pod = pods.add(&name, serving)?;
         let clock = EventClock::start();
         let mut tasks = JoinSet::new();
         let consumers = Arc::clone(&pods);
         tasks.spawn(async move {
             let transport = ZeroMq::new(name, from);
-            tokio::join!(consume(transport, &consumers, clock), keep_time(&consumers, clock)).0;
+            tokio::join!(consume(transport, &consumers, clock), run_timers(&consumers, clock)).0;
         });
         let reader = pods.index().reader();
         Ok(Self { pods, pod, clock, reader, model, block_size, _tasks: tasks })

@@ -64,7 +64,7 @@ fn tail_reports_why_it_is_not_connected_and_connects_later() {
 fn an_invalid_address_is_refused_with_the_cure() {
     let refused = tail(&["--from", "http://pod:1"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(error.contains("it begins with neither zmq:// nor tcp://"), "{error}");
+    assert!(error.contains("it must begin with zmq:// or tcp://"), "{error}");
     assert!(error.contains("write zmq://host:port?replay=port&topic=prefix"), "{error}");
     let refused = tail(&["--from", "zmq://127.0.0.1:1", "--since", "0"]);
     let error = String::from_utf8(refused.stderr).unwrap();
@@ -87,7 +87,7 @@ fn a_relay_refuses_an_invalid_source_or_broker_with_the_cure() {
     );
     if cfg!(not(feature = "nats")) {
         let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1/kv");
-        assert!(error.contains("this build has no Nats; build it with --features nats"), "{error}");
+        assert!(error.contains("this build has no NATS; build it with --features nats"), "{error}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where events come from besides the engines themselves.
 
+use wornpath_events::{BrokerStream, SOURCE_KINDS, TransportKind, TransportOrigin};
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
@@ -24,26 +25,12 @@ pub enum SourceKind {
         /// What their posts mean.
         semantics: Semantics,
     },
-    /// A JetStream stream that relays fill.
-    Nats {
-        /// The server.
-        url: String,
-        /// The stream.
-        stream: String,
-    },
-    /// A Kafka topic that relays fill.
-    Kafka {
-        /// The brokers: `host:port`, with commas between them.
-        brokers: String,
-        /// The topic.
-        topic: String,
-    },
-    /// Redis streams that relays fill.
-    Redis {
-        /// The server.
-        url: String,
-        /// What the streams' names begin with.
-        stream: String,
+    /// A broker that relays fill.
+    Broker {
+        /// Which broker: a line of the registry of transports.
+        kind: &'static TransportKind,
+        /// The server, and the stream, topic or prefix on it.
+        address: BrokerStream,
     },
 }
 
@@ -62,9 +49,7 @@ impl EventSourceConfig {
     pub const fn semantics(&self) -> Semantics {
         match self.kind {
             SourceKind::Push { semantics } => semantics,
-            SourceKind::Nats { .. } | SourceKind::Kafka { .. } | SourceKind::Redis { .. } => {
-                Semantics::Sequenced
-            }
+            SourceKind::Broker { .. } => Semantics::Sequenced,
         }
     }
 }
@@ -72,7 +57,7 @@ impl EventSourceConfig {
 #[rustfmt::skip]
 pub(crate) const SOURCE: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
-    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis", "kafka"]), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
+    Parameter::required("kind", Takes::OneOf(SOURCE_KINDS), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
     Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
     Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic, or what its streams' names begin with."),
     Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
@@ -88,45 +73,27 @@ pub(crate) fn sources(
         let section = Section::read(entry, SOURCE, &[], &mut notes.problems);
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "event source", &name, section.at("name"));
-        let Some(kind) = section.maybe::<&'static str>("kind") else { continue };
-        let stream = section.or("stream", String::new());
-        let kind = match kind {
-            "push" => {
-                if listen.events.is_none() {
-                    let problem = Problem::new(
-                        ProblemKind::MissingDependency,
-                        section.at("kind"),
-                        "sidecars have nowhere to post to",
-                    );
-                    notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
-                }
-                let semantics = if section.or("numbered", false) {
-                    Semantics::Sequenced
-                } else {
-                    Semantics::Set
-                };
-                SourceKind::Push { semantics }
+        let kind = section.maybe::<&'static str>("kind").and_then(TransportKind::named);
+        let Some(kind) = kind else { continue };
+        let kind = if kind.origin == TransportOrigin::Broker {
+            if !kind.is_built_in() {
+                not_built_in(&section, kind.name, notes);
             }
-            "nats" => {
-                if !cfg!(feature = "nats") {
-                    not_built_in(&section, "nats", notes);
-                }
-                SourceKind::Nats { url: url(&section, "nats", notes), stream }
+            let stream = section.or("stream", String::new());
+            let url = url(&section, kind.name, notes);
+            SourceKind::Broker { kind, address: BrokerStream { url, stream } }
+        } else {
+            if listen.events.is_none() {
+                let problem = Problem::new(
+                    ProblemKind::MissingDependency,
+                    section.at("kind"),
+                    "sidecars have nowhere to post to",
+                );
+                notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
             }
-            "kafka" => {
-                if !cfg!(feature = "kafka") {
-                    not_built_in(&section, "kafka", notes);
-                }
-                let url = url(&section, "kafka", notes);
-                let brokers = url.trim_start_matches("kafka://").to_owned();
-                SourceKind::Kafka { brokers, topic: stream }
-            }
-            _ => {
-                if !cfg!(feature = "redis") {
-                    not_built_in(&section, "redis", notes);
-                }
-                SourceKind::Redis { url: url(&section, "redis", notes), stream }
-            }
+            let semantics =
+                if section.or("numbered", false) { Semantics::Sequenced } else { Semantics::Set };
+            SourceKind::Push { semantics }
         };
         sources.push(EventSourceConfig { name, kind });
     }

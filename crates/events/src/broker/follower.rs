@@ -1,33 +1,38 @@
-//! Following a broker: connecting again and again, with a pause that grows, and reading on in between.
+//! The part of a broker transport that is the same for all: reconnecting with backoff, reading,
+//! reporting errors.
 
+use crate::backoff::Backoff;
 use crate::message::{Capabilities, Delivery, SourceMessage, SourceQuery};
 use crate::transport::{PodName, SourceSignal, Transport};
 use std::collections::VecDeque;
 use std::error::Error;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
+
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 pub(super) type BrokerFailure = Box<dyn Error + Send + Sync>;
 
-/// A broker's own way of doing what all of them do.
+/// A broker's client.
 pub trait Broker: Send {
-    /// What was heard and not taken yet.
-    fn heard(&mut self) -> &mut VecDeque<SourceSignal>;
+    /// Signals that were read and not delivered yet.
+    fn signals(&mut self) -> &mut VecDeque<SourceSignal>;
 
     /// Whether there is a connection.
     fn is_connected(&self) -> bool;
 
-    /// Connects, and says so of every pod.
+    /// Connects, and queues `Connected` for every pod.
     fn connect(&mut self) -> impl Future<Output = Result<(), BrokerFailure>> + Send;
 
-    /// Gives the connection up, and what was to be read over it. Whether there was one.
+    /// Closes the connection and cancels replays. Returns whether there was one.
     fn disconnect(&mut self) -> bool;
 
-    /// Reads something over the connection. Dropping the future before its end loses nothing.
+    /// Reads from the connection. Cancel-safe.
     fn advance(&mut self) -> impl Future<Output = Result<(), BrokerFailure>> + Send;
 
-    /// Begins a replay of a pod from a number on, in the place of one that is under way.
+    /// Starts a replay of a pod from a number on, and cancels an earlier one.
     fn replay(&mut self, pod: &PodName, from: u64);
 }
 
@@ -37,38 +42,43 @@ pub struct BrokerFollower<B> {
     name: String,
     pods: Vec<PodName>,
     broker: B,
-    backoff: BrokerBackoff,
-    /// Why it cannot be reached, as it was said.
-    told: Option<String>,
+    connect_at: Instant,
+    backoff: Backoff,
+    /// The last reason that was reported.
+    reported: Option<String>,
 }
 
 impl<B: Broker> BrokerFollower<B> {
     pub(super) fn named(name: String, pods: &[PodName], broker: B) -> Self {
-        Self { name, pods: pods.to_vec(), broker, backoff: BrokerBackoff::new(), told: None }
+        // Random, so that routers that lost the same broker do not all redial it at once.
+        let backoff = RECONNECT.with_jitter(RandomState::new().hash_one(&name));
+        let connect_at = Instant::now();
+        Self { name, pods: pods.to_vec(), broker, connect_at, backoff, reported: None }
     }
 
     async fn step(&mut self) -> Result<(), BrokerFailure> {
         if self.broker.is_connected() {
-            // A broker that lets itself be connected to and then cannot be read is not back.
+            // Only a successful read resets the backoff: a broker may accept connections and fail
+            // every read.
             self.broker.advance().await?;
             self.backoff.succeeded();
-            self.told = None;
+            self.reported = None;
             return Ok(());
         }
-        self.backoff.wait().await;
+        sleep_until(self.connect_at).await;
         self.broker.connect().await
     }
 
-    /// Says of all pods why it cannot be reached, if that is new.
-    fn tell(&mut self, reason: String) {
-        if self.told.as_ref() == Some(&reason) {
+    /// Reports an error for all pods, unless it is the same as before.
+    fn report(&mut self, reason: String) {
+        if self.reported.as_ref() == Some(&reason) {
             return;
         }
         for pod in &self.pods {
-            let said = SourceMessage::Unreachable(reason.clone());
-            self.broker.heard().push_back(SourceSignal::Of(Arc::clone(pod), said));
+            let message = SourceMessage::Unreachable(reason.clone());
+            self.broker.signals().push_back(SourceSignal::Pod(Arc::clone(pod), message));
         }
-        self.told = Some(reason);
+        self.reported = Some(reason);
     }
 }
 
@@ -77,90 +87,59 @@ impl<B: Broker> Transport for BrokerFollower<B> {
         &self.name
     }
 
-    fn abilities(&self) -> Capabilities {
+    fn capabilities(&self) -> Capabilities {
         Capabilities { replay: true, snapshot: false, relayed: true }
     }
 
     async fn next(&mut self) -> SourceSignal {
         loop {
-            if let Some(heard) = self.broker.heard().pop_front() {
-                return heard;
+            if let Some(signal) = self.broker.signals().pop_front() {
+                return signal;
             }
             if let Err(failure) = self.step().await {
-                self.backoff.failed();
+                self.connect_at = Instant::now() + self.backoff.failed();
                 let was_connected = self.broker.disconnect();
-                self.tell(failure.to_string());
+                self.report(failure.to_string());
                 if was_connected {
-                    return SourceSignal::OfAll(SourceMessage::Disconnected);
+                    return SourceSignal::AllPods(SourceMessage::Disconnected);
                 }
             }
         }
     }
 
-    fn ask(&mut self, pod: &PodName, ask: SourceQuery) {
-        if let SourceQuery::Replay { from } = ask {
-            // What is left of an earlier replay is no answer to this question.
-            self.broker.heard().retain(|heard| !is_replayed(heard, pod));
+    fn query(&mut self, pod: &PodName, query: SourceQuery) {
+        if let SourceQuery::Replay { from } = query {
+            // Entries of an earlier replay are no reply to this query.
+            self.broker.signals().retain(|signal| !is_replayed(signal, pod));
             self.broker.replay(pod, from);
         }
     }
 }
 
-fn is_replayed(heard: &SourceSignal, pod: &PodName) -> bool {
-    let SourceSignal::Of(of, said) = heard else { return false };
+fn is_replayed(signal: &SourceSignal, pod: &PodName) -> bool {
+    let SourceSignal::Pod(of, message) = signal else { return false };
     of == pod
         && matches!(
-            said,
-            SourceMessage::ReplayEnd | SourceMessage::Batch { via: Delivery::Replay, .. }
+            message,
+            SourceMessage::ReplayEnd | SourceMessage::Batch { delivery: Delivery::Replay, .. }
         )
-}
-
-/// When to connect next: the pause doubles while it fails, and differs between routers.
-#[derive(Debug)]
-struct BrokerBackoff {
-    at: Instant,
-    pause: Duration,
-}
-
-impl BrokerBackoff {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(2);
-
-    fn new() -> Self {
-        Self { at: Instant::now(), pause: Self::FIRST }
-    }
-
-    async fn wait(&self) {
-        tokio::time::sleep_until(self.at).await;
-    }
-
-    fn succeeded(&mut self) {
-        self.pause = Self::FIRST;
-    }
-
-    /// The address of a value is random enough to keep routers apart.
-    fn failed(&mut self) {
-        let jitter = (std::ptr::from_ref(self).addr() >> 4) as u32 % 256;
-        self.at = Instant::now() + self.pause + self.pause * jitter / 1024;
-        self.pause = (self.pause * 2).min(Self::LONGEST);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Can be connected to and not be read.
+    /// Accepts connections and fails every read.
     #[derive(Default)]
     struct Unreadable {
         connections: usize,
         is_connected: bool,
-        heard: VecDeque<SourceSignal>,
+        signals: VecDeque<SourceSignal>,
     }
 
     impl Broker for Unreadable {
-        fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
-            &mut self.heard
+        fn signals(&mut self) -> &mut VecDeque<SourceSignal> {
+            &mut self.signals
         }
 
         fn is_connected(&self) -> bool {
@@ -185,32 +164,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_broker_that_cannot_be_read_is_connected_to_less_and_less() {
-        let mut following =
+    async fn a_broker_that_accepts_connections_and_fails_reads_is_retried_with_backoff() {
+        let mut follower =
             BrokerFollower::named("unreadable".to_owned(), &[], Unreadable::default());
         let endless = async {
             loop {
-                following.next().await;
+                follower.next().await;
             }
         };
         let _: Result<(), _> = tokio::time::timeout(Duration::from_secs(60), endless).await;
-        let connections = following.broker.connections;
+        let connections = follower.broker.connections;
         assert!((20..=36).contains(&connections), "{connections} in a minute");
     }
 
     #[tokio::test]
-    async fn what_is_left_of_an_earlier_replay_answers_nothing() {
+    async fn a_new_replay_drops_the_entries_of_the_one_before() {
         let pods: [PodName; 2] = ["a".into(), "b".into()];
-        let mut following = BrokerFollower::named("any".to_owned(), &pods, Unreadable::default());
+        let mut follower = BrokerFollower::named("any".to_owned(), &pods, Unreadable::default());
         for pod in &pods {
-            let said = |said| SourceSignal::Of(Arc::clone(pod), said);
-            following
+            let message = |message| SourceSignal::Pod(Arc::clone(pod), message);
+            follower
                 .broker
-                .heard
-                .extend([said(SourceMessage::Alive), said(SourceMessage::ReplayEnd)]);
+                .signals
+                .extend([message(SourceMessage::Alive), message(SourceMessage::ReplayEnd)]);
         }
-        following.ask(&pods[0], SourceQuery::Replay { from: 0 });
-        let left = following.broker.heard.iter().filter(|heard| is_replayed(heard, &pods[1]));
-        assert_eq!((following.broker.heard.len(), left.count()), (3, 1));
+        follower.query(&pods[0], SourceQuery::Replay { from: 0 });
+        let left = follower.broker.signals.iter().filter(|signal| is_replayed(signal, &pods[1]));
+        assert_eq!((follower.broker.signals.len(), left.count()), (3, 1));
     }
 }

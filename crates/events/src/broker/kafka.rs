@@ -1,15 +1,20 @@
-//! Events in Kafka: one topic, a pod's records in one of its partitions, a record's value an envelope.
+//! Events in Kafka: one topic, a pod's records in one of its partitions, a record's value an
+//! envelope.
 //!
-//! A pod's partition follows from its name, so its batches stay in order. Each router reads every partition that
-//! has a pod of its own, from a cursor of its own, without consumer groups: all routers need all events. How long
-//! a broker keeps records is the topic's own setting; what it dropped is a gap like any other.
+//! A hash of a pod's name selects its partition, so its batches stay in order. Each router reads
+//! every partition that has one of its pods, from a cursor of its own, without consumer groups: all
+//! routers need all events. The topic's own settings limit how long records are kept; expired ones
+//! are a gap like any other.
 //!
-//! Beats are records of a topic of their own, `<topic>-alive`, which relays empty as they go and routers read from its
-//! end only.
+//! Heartbeats are records of a topic of their own, `<topic>-alive`, which relays trim as they go
+//! and routers read from its end only.
 
-use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
+use super::{
+    Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
+    read_heartbeat,
+};
 use crate::message::{Delivery, SourceMessage};
-use crate::relay::{Sink, SinkError};
+use crate::sink::{BrokerStream, BrokerTransport, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use rskafka::BackoffConfig;
@@ -26,132 +31,158 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How long a broker holds a fetch that finds nothing.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a broker blocks a fetch that finds nothing.
 const HOLD: Duration = Duration::from_millis(250);
-/// Bytes that are appended at a time; brokers refuse more than a million unless told otherwise.
+/// Bytes per produce request; by default brokers refuse more than a million.
 const PRODUCED_BYTES: usize = 512 << 10;
-const AT_ONCE: std::ops::Range<i32> = 1..4 << 20;
+/// Bytes per fetch.
+const READ_SIZE: std::ops::Range<i32> = 1..4 << 20;
+/// The setting that limits the size of a record.
 const CURE: &str = "the topic's `max.message.bytes`";
-/// Partitions of a topic that a relay makes.
+/// Partitions of a topic that a relay creates.
 const PARTITIONS: i32 = 8;
-/// Fetches that wait to be taken in.
-const MOST_FETCHED: usize = 16;
-/// Stands for the partition of beats among what was fetched.
-const BEATS: i32 = -1;
-/// How soon a topic of beats that cannot be read is looked for again.
-const BEATS_AGAIN: Duration = Duration::from_secs(5);
-/// After so many beats those before are deleted.
-const BEATS_KEPT: u32 = 64;
+/// Capacity of the queue of fetched records, in fetches.
+const MAX_FETCHED: usize = 16;
+/// The partition number of heartbeats in that queue.
+const HEARTBEATS: i32 = -1;
+/// Delay before a topic of heartbeats that cannot be read is tried again.
+const HEARTBEATS_RETRY: Duration = Duration::from_secs(5);
+/// A relay deletes old heartbeats after every so many.
+const HEARTBEATS_KEPT: u32 = 64;
 
 /// Reads the partitions of some pods.
 pub type Kafka = BrokerFollower<Partitions>;
 
 /// The partitions of some pods.
 pub struct Partitions {
-    place: PartitionOffset,
-    pods: Vec<KafkaSource>,
-    /// Where each partition is read on; unknown before the first connection.
+    address: KafkaAddress,
+    pods: Vec<KafkaPod>,
+    /// The next record of each partition; unknown before the first connection.
     cursors: BTreeMap<i32, Cursor>,
-    link: Option<KafkaLink>,
-    heard: VecDeque<SourceSignal>,
+    connection: Option<KafkaConnection>,
+    signals: VecDeque<SourceSignal>,
     replays: VecDeque<KafkaReplay>,
 }
 
-struct KafkaSource {
+struct KafkaPod {
     pod: PodName,
-    marks: Positions<i64>,
+    positions: Positions<i64>,
 }
 
-/// A place in a partition, and the record before it, by which it is known again: a topic that was wiped and filled
-/// beyond the place has another one there. Kafka's own identity of a topic is in no answer that the client reads.
+/// A position in a partition, with a fingerprint of the record before it: in a topic that was wiped
+/// and filled past the position, another record is there. The client does not expose Kafka's own
+/// topic id.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Cursor {
     next: i64,
     before: Option<u64>,
 }
 
-/// Where the brokers are, and what the topic is called.
+/// Brokers and a topic.
 #[derive(Clone)]
-struct PartitionOffset {
+struct KafkaAddress {
     brokers: Vec<String>,
     topic: String,
 }
 
-struct KafkaLink {
-    /// All partitions, for replays.
+/// Records of one partition, in the queue.
+struct Fetched {
+    partition: i32,
+    records: Vec<RecordAndOffset>,
+}
+
+struct KafkaConnection {
+    /// Clients of all partitions, for replays.
     replays: Vec<Arc<PartitionClient>>,
-    fetched: mpsc::Receiver<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
-    /// Ends with the link.
+    fetched: mpsc::Receiver<Result<Fetched, BrokerFailure>>,
+    /// Aborted with the connection.
     _readers: JoinSet<()>,
 }
 
-/// A replay that is being read, piece by piece.
+/// A replay that is being read, fetch by fetch.
 struct KafkaReplay {
     source: usize,
-    /// The number asked from.
+    /// The first number that was requested.
     from: u64,
-    /// A place before which nothing of it is, if one is known.
+    /// An offset at or before that batch, if one is known.
     known: Option<i64>,
-    /// The next record to read, and the end as it was when reading began.
-    range: Option<(i64, i64)>,
+    /// The records that are left to read, up to the end at the start of the replay.
+    range: Option<std::ops::Range<i64>>,
 }
 
 impl Kafka {
-    /// For pods whose events are in `topic` at `host:port` addresses, with commas between them.
+    /// For pods whose events are in `topic` at comma-separated `host:port` addresses.
     #[must_use]
     pub fn new(brokers: &str, topic: &str, pods: &[PodName]) -> Self {
         let source =
-            |pod: &PodName| KafkaSource { pod: Arc::clone(pod), marks: Positions::default() };
+            |pod: &PodName| KafkaPod { pod: Arc::clone(pod), positions: Positions::default() };
         let partitions = Partitions {
-            place: PartitionOffset::new(brokers, topic),
+            address: KafkaAddress::new(brokers, topic),
             pods: pods.iter().map(source).collect(),
             cursors: BTreeMap::new(),
-            link: None,
-            heard: VecDeque::new(),
+            connection: None,
+            signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
         Self::named(format!("kafka://{brokers}/{topic}"), pods, partitions)
     }
 }
 
+impl BrokerTransport for Kafka {
+    type Sink = KafkaSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        Ok(Self::new(brokers(&address.url), &address.stream, pods))
+    }
+
+    fn open_sink(address: &BrokerStream) -> Result<KafkaSink, String> {
+        Ok(KafkaSink::new(brokers(&address.url), &address.stream))
+    }
+}
+
+/// The `host:port` addresses of a `kafka://` URL.
+fn brokers(url: &str) -> &str {
+    url.trim_start_matches("kafka://")
+}
+
 impl Broker for Partitions {
-    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
-        &mut self.heard
+    fn signals(&mut self) -> &mut VecDeque<SourceSignal> {
+        &mut self.signals
     }
 
     fn is_connected(&self) -> bool {
-        self.link.is_some()
+        self.connection.is_some()
     }
 
     async fn connect(&mut self) -> Result<(), BrokerFailure> {
-        self.link = Some(self.open().await?);
-        let connected = |source: &KafkaSource| {
-            SourceSignal::Of(Arc::clone(&source.pod), SourceMessage::Connected)
+        self.connection = Some(self.open().await?);
+        let connected = |source: &KafkaPod| {
+            SourceSignal::Pod(Arc::clone(&source.pod), SourceMessage::Connected)
         };
-        self.heard.extend(self.pods.iter().map(connected));
+        self.signals.extend(self.pods.iter().map(connected));
         Ok(())
     }
 
     fn disconnect(&mut self) -> bool {
         self.replays.clear();
-        self.link.take().is_some()
+        self.connection.take().is_some()
     }
 
-    /// Reads a piece of a replay, or takes in what readers have fetched.
+    /// Reads a part of a replay, or takes fetched records from the queue.
     async fn advance(&mut self) -> Result<(), BrokerFailure> {
         if !self.replays.is_empty() {
             return self.read_replay().await;
         }
-        let Some(link) = &mut self.link else { return Ok(()) };
-        let fetched = link.fetched.recv().await.ok_or("all readers have ended")?;
-        let (partition, records) = fetched?;
-        if partition == BEATS {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        let fetched = connection.fetched.recv().await.ok_or("all partition readers have ended")?;
+        let Fetched { partition, records } = fetched?;
+        if partition == HEARTBEATS {
             for record in records {
-                let Some(source) = self.of(&record) else { continue };
-                let said = read_beat(&source.pod, value(&record));
-                let heard = said.map(|said| SourceSignal::Of(Arc::clone(&source.pod), said));
-                self.heard.extend(heard);
+                let Some(source) = self.pod_of(&record) else { continue };
+                let parsed = read_heartbeat(&source.pod, value(&record));
+                let heard = parsed.map(|parsed| SourceSignal::Pod(Arc::clone(&source.pod), parsed));
+                self.signals.extend(heard);
             }
             return Ok(());
         }
@@ -159,11 +190,11 @@ impl Broker for Partitions {
             self.cursors.insert(partition, Cursor::after(last));
         }
         for record in records {
-            if let Some(source) = self.of(&record) {
-                let said = read(&source.pod, value(&record), Delivery::Live);
-                source.marks.note(&said, record.offset);
-                let heard = SourceSignal::Of(Arc::clone(&source.pod), said);
-                self.heard.push_back(heard);
+            if let Some(source) = self.pod_of(&record) {
+                let parsed = read(&source.pod, value(&record), Delivery::Live);
+                source.positions.note(&parsed, record.offset);
+                let heard = SourceSignal::Pod(Arc::clone(&source.pod), parsed);
+                self.signals.push_back(heard);
             }
         }
         Ok(())
@@ -171,92 +202,97 @@ impl Broker for Partitions {
 
     fn replay(&mut self, pod: &PodName, from: u64) {
         let Some(source) = self.pods.iter().position(|source| source.pod == *pod) else { return };
-        let known = self.pods[source].marks.before(from);
+        let known = self.pods[source].positions.before(from);
         self.replays.retain(|replaying| replaying.source != source);
         self.replays.push_back(KafkaReplay { source, from, known, range: None });
     }
 }
 
 impl Partitions {
-    async fn open(&mut self) -> Result<KafkaLink, BrokerFailure> {
-        let replays = self.place.partitions(&self.place.client().await?).await?;
-        let (sender, fetched) = mpsc::channel(MOST_FETCHED);
+    async fn open(&mut self) -> Result<KafkaConnection, BrokerFailure> {
+        let replays = self.address.partitions(&self.address.client().await?).await?;
+        let (sender, fetched) = mpsc::channel(MAX_FETCHED);
         let mut readers = JoinSet::new();
         let count = replays.len();
         let wanted: BTreeSet<_> =
             self.pods.iter().map(|source| partition_of(&source.pod, count)).collect();
         for partition in wanted {
-            // A broker answers what came over one connection in turn, and a fetch that finds nothing takes its time.
-            // So each reader has a connection of its own, and replays wait for none of them.
+            // A broker answers the requests of one connection in order, and a fetch that finds
+            // nothing blocks. So each reader has a connection of its own, and replays do not wait
+            // for them.
             let number = replays[partition].partition();
-            let client = self.place.client().await?;
-            let client = Arc::new(self.place.partition(&client, number).await?);
+            let client = self.address.client().await?;
+            let client = Arc::new(self.address.partition(&client, number).await?);
             let cursor = self.find(&client).await?;
             readers.spawn(follow(client, cursor.next, sender.clone()));
         }
-        readers.spawn(follow_beats(self.place.beats(), sender));
-        Ok(KafkaLink { replays, fetched, _readers: readers })
+        readers.spawn(follow_heartbeats(self.address.heartbeats(), sender));
+        Ok(KafkaConnection { replays, fetched, _readers: readers })
     }
 
-    /// Where to read a partition on: at its end when it is new, and from its beginning if our place is no more what it
-    /// was. Then nothing else that we know of places holds either.
+    /// Where to continue reading a partition: at its end if it is new, and at its beginning if the
+    /// record at our cursor has changed. Then no other known offset is valid either.
     async fn find(&mut self, client: &PartitionClient) -> Result<Cursor, BrokerFailure> {
-        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
-        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+        let earliest = with_timeout(client.get_offset(OffsetAt::Earliest)).await?;
+        let latest = with_timeout(client.get_offset(OffsetAt::Latest)).await?;
         let known = self.cursors.get(&client.partition()).copied();
         let mut cursor = Cursor { next: known.map_or(latest, |known| known.next), before: None };
         if (earliest..latest).contains(&(cursor.next - 1)) {
-            let (records, _) = in_time(client.fetch_records(cursor.next - 1, AT_ONCE, 1)).await?;
+            let (records, _) =
+                with_timeout(client.fetch_records(cursor.next - 1, READ_SIZE, 1)).await?;
             let found = records.first().map(Cursor::after);
             cursor = found.filter(|found| found.next == cursor.next).unwrap_or(cursor);
         }
         let is_there = (earliest..=latest).contains(&cursor.next);
         if known.is_some_and(|known| !is_there || known != cursor) {
             cursor = Cursor { next: earliest, before: None };
-            self.pods.iter_mut().for_each(|source| source.marks = Positions::default());
+            self.pods.iter_mut().for_each(|source| source.positions = Positions::default());
         }
         self.cursors.insert(client.partition(), cursor);
         Ok(cursor)
     }
 
-    /// Whose record it is, if it is one of ours.
-    fn of(&mut self, record: &RecordAndOffset) -> Option<&mut KafkaSource> {
+    /// The pod of a record, if it is one of ours.
+    fn pod_of(&mut self, record: &RecordAndOffset) -> Option<&mut KafkaPod> {
         let key = record.record.key.as_deref()?;
         self.pods.iter_mut().find(|source| source.pod.as_bytes() == key)
     }
 
     async fn read_replay(&mut self) -> Result<(), BrokerFailure> {
-        let (Some(link), Some(replaying)) = (&self.link, self.replays.front_mut()) else {
+        let (Some(connection), Some(replaying)) = (&self.connection, self.replays.front_mut())
+        else {
             return Ok(());
         };
         let source = &mut self.pods[replaying.source];
-        let client = &link.replays[partition_of(&source.pod, link.replays.len())];
-        let (next, end) = match replaying.range {
+        let client = &connection.replays[partition_of(&source.pod, connection.replays.len())];
+        let range = match replaying.range.clone() {
             Some(range) => range,
             None => {
-                let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
-                let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
-                // A place before the earliest was trimmed, one after the latest is of a broker that was wiped.
+                let earliest = with_timeout(client.get_offset(OffsetAt::Earliest)).await?;
+                let latest = with_timeout(client.get_offset(OffsetAt::Latest)).await?;
+                // An offset before the earliest was trimmed, one after the latest is of a broker
+                // that was wiped.
                 let known = replaying.known.filter(|known| (earliest..=latest).contains(known));
-                (known.unwrap_or(earliest), latest)
+                known.unwrap_or(earliest)..latest
             }
         };
         let mut records = Vec::new();
-        if next < end {
-            records = in_time(client.fetch_records(next, AT_ONCE, 1)).await?.0;
+        if !range.is_empty() {
+            records = with_timeout(client.fetch_records(range.start, READ_SIZE, 1)).await?.0;
         }
         for record in &records {
             if record.record.key.as_deref() == Some(source.pod.as_bytes()) {
-                let (read, from) = ((value(record), record.offset), replaying.from);
-                take_replayed(&source.pod, read, (from, &mut source.marks), &mut self.heard);
+                let entry = ReplayedEntry { bytes: value(record), position: record.offset };
+                let positions = &mut source.positions;
+                push_replayed(&source.pod, replaying.from, entry, positions, &mut self.signals);
             }
         }
-        // Where nothing comes of a piece, nothing more is to be had.
-        let read_to = records.last().map_or(end, |record| record.offset + 1);
-        replaying.range = Some((read_to, end));
-        if read_to >= end {
-            self.heard
-                .push_back(SourceSignal::Of(Arc::clone(&source.pod), SourceMessage::ReplayEnd));
+        // An empty fetch means that there is nothing more.
+        let read_to = records.last().map_or(range.end, |record| record.offset + 1);
+        replaying.range = Some(read_to..range.end);
+        if read_to >= range.end {
+            self.signals
+                .push_back(SourceSignal::Pod(Arc::clone(&source.pod), SourceMessage::ReplayEnd));
             self.replays.pop_front();
         }
         Ok(())
@@ -271,17 +307,18 @@ impl Cursor {
     }
 }
 
-/// Reads a partition on and on; ends when nobody listens or a fetch fails, also because the place is gone.
+/// Reads a partition until the queue is closed or a fetch fails, for instance because the offset is
+/// out of range.
 async fn follow(
     client: Arc<PartitionClient>,
     mut cursor: i64,
-    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
+    to: mpsc::Sender<Result<Fetched, BrokerFailure>>,
 ) {
     loop {
         let fetched =
-            timeout(ANSWER_WITHIN, client.fetch_records(cursor, AT_ONCE, HOLD.as_millis() as i32));
+            timeout(TIMEOUT, client.fetch_records(cursor, READ_SIZE, HOLD.as_millis() as i32));
         let news = match fetched.await {
-            Err(_) => Err("a fetch took too long".into()),
+            Err(_) => Err("fetch timed out".into()),
             Ok(Ok((records, _))) => Ok(records),
             Ok(Err(error)) => Err(error.into()),
         };
@@ -292,88 +329,102 @@ async fn follow(
                 continue;
             }
         }
-        let news = news.map(|records| (client.partition(), records));
+        let news = news.map(|records| Fetched { partition: client.partition(), records });
         if to.send(news).await.is_err() || is_over {
             return;
         }
     }
 }
 
-/// Reads beats from now on. A topic of them that is not there yet may come.
-async fn follow_beats(
-    place: PartitionOffset,
-    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
+/// Reads heartbeats from now on. Their topic may be created later.
+async fn follow_heartbeats(
+    address: KafkaAddress,
+    to: mpsc::Sender<Result<Fetched, BrokerFailure>>,
 ) {
     while !to.is_closed() {
-        // Why it ended does not matter: silence says the same.
-        let _ = read_beats(&place, &to).await;
-        tokio::time::sleep(BEATS_AGAIN).await;
+        // The error is not reported: without heartbeats the pods go stale.
+        let _ = read_heartbeats(&address, &to).await;
+        tokio::time::sleep(HEARTBEATS_RETRY).await;
     }
 }
 
-async fn read_beats(
-    place: &PartitionOffset,
-    to: &mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
+async fn read_heartbeats(
+    address: &KafkaAddress,
+    to: &mpsc::Sender<Result<Fetched, BrokerFailure>>,
 ) -> Result<(), BrokerFailure> {
-    let client = place.client().await?;
-    let client = place.partitions(&client).await?.swap_remove(0);
-    let mut next = in_time(client.get_offset(OffsetAt::Latest)).await?;
+    let client = address.client().await?;
+    let client = address.partitions(&client).await?.swap_remove(0);
+    let mut next = with_timeout(client.get_offset(OffsetAt::Latest)).await?;
     loop {
         let hold = HOLD.as_millis() as i32;
-        let (records, _) = in_time(client.fetch_records(next, AT_ONCE, hold)).await?;
+        let (records, _) = with_timeout(client.fetch_records(next, READ_SIZE, hold)).await?;
         let Some(last) = records.last() else { continue };
         next = last.offset + 1;
-        to.send(Ok((BEATS, records))).await?;
+        to.send(Ok(Fetched { partition: HEARTBEATS, records })).await?;
     }
 }
 
-/// Publishes into a topic.
+/// Publishes to a topic.
 pub struct KafkaSink {
-    place: PartitionOffset,
+    address: KafkaAddress,
     partitions: Option<Vec<Arc<PartitionClient>>>,
-    /// The last record of a pod as it was found, and the partition's end then. While that end is not before it, and
-    /// nothing was appended, it is still there.
-    found: Option<(i64, Option<Vec<u8>>)>,
-    /// Where beats go, and how many went there.
-    beats: Option<(Arc<PartitionClient>, u32)>,
+    /// Valid while nothing was appended and the partition does not shrink.
+    found: Option<LastRecord>,
+    heartbeats: Option<HeartbeatTopic>,
+}
+
+/// The last record of a pod, as it was found.
+struct LastRecord {
+    /// The partition's end at that time.
+    partition_end: i64,
+    value: Option<Vec<u8>>,
+}
+
+struct HeartbeatTopic {
+    client: Arc<PartitionClient>,
+    /// Heartbeats sent over this connection.
+    sent: u32,
 }
 
 impl KafkaSink {
-    /// For `topic` at `host:port` addresses, with commas between them. A topic that is not there is made.
+    /// For `topic` at comma-separated `host:port` addresses. It is created if needed.
     #[must_use]
     pub fn new(brokers: &str, topic: &str) -> Self {
         Self {
-            place: PartitionOffset::new(brokers, topic),
+            address: KafkaAddress::new(brokers, topic),
             partitions: None,
             found: None,
-            beats: None,
+            heartbeats: None,
         }
     }
 
     async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, BrokerFailure> {
         let partitions = match &mut self.partitions {
             Some(partitions) => partitions,
-            none => none.insert(self.place.made(PARTITIONS).await?),
+            none => none.insert(self.address.create(PARTITIONS).await?),
         };
         Ok(&partitions[partition_of(pod, partitions.len())])
     }
 
-    /// The last record of a pod: read backwards in growing pieces, since pods share partitions.
+    /// The last record of a pod: searched backwards in growing steps, because pods share
+    /// partitions.
     async fn find_last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, BrokerFailure> {
         let found = self.found.take();
         let client = self.partition(pod).await?;
-        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
-        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
-        if let Some((end, last)) = found.filter(|(end, _)| *end <= latest) {
-            self.found = Some((end, last.clone()));
+        let earliest = with_timeout(client.get_offset(OffsetAt::Earliest)).await?;
+        let latest = with_timeout(client.get_offset(OffsetAt::Latest)).await?;
+        if let Some(found) = found.filter(|found| found.partition_end <= latest) {
+            let last = found.value.clone();
+            self.found = Some(found);
             return Ok(last);
         }
         let mut back = 64;
         loop {
             let start = (latest - back).max(earliest);
-            let (mut next, mut last) = (start, None);
+            let mut next = start;
+            let mut last = None;
             while next < latest {
-                let (records, _) = in_time(client.fetch_records(next, AT_ONCE, 1)).await?;
+                let (records, _) = with_timeout(client.fetch_records(next, READ_SIZE, 1)).await?;
                 let Some(end) = records.last().map(|record| record.offset + 1) else { break };
                 let own =
                     |one: &&RecordAndOffset| one.record.key.as_deref() == Some(pod.as_bytes());
@@ -381,17 +432,18 @@ impl KafkaSink {
                 next = end;
             }
             if last.is_some() || start <= earliest {
-                self.found = Some((latest, last.clone()));
+                self.found = Some(LastRecord { partition_end: latest, value: last.clone() });
                 return Ok(last);
             }
             back *= 8;
         }
     }
 
-    /// Appends records of one pod, as many at once as brokers take by default.
+    /// Appends records of one pod, as many per request as brokers accept by default.
     async fn append(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), BrokerFailure> {
         self.found = None;
-        let (mut records, mut bytes) = (Vec::new(), 0);
+        let mut records = Vec::new();
+        let mut bytes = 0;
         for (at, envelope) in envelopes.iter().enumerate() {
             let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
             envelope.write(&mut entry);
@@ -402,9 +454,10 @@ impl KafkaSink {
                 let client = self.partition(envelope.pod).await?;
                 let some = std::mem::take(&mut records);
                 let is_alone = some.len() == 1;
-                let produced = in_time(client.produce(some, Compression::NoCompression)).await;
+                let produced = with_timeout(client.produce(some, Compression::NoCompression)).await;
                 if is_alone && produced.as_ref().is_err_and(is_too_large) {
-                    let (sequence, cure) = (envelope.sequence, CURE);
+                    let sequence = envelope.sequence;
+                    let cure = CURE;
                     return Err(SinkError::TooLarge { at, sequence, bytes, cure }.into());
                 }
                 produced?;
@@ -416,28 +469,35 @@ impl KafkaSink {
 }
 
 impl KafkaSink {
-    /// After an error, everything is connected anew.
+    /// After an error, the next operation reconnects.
     fn checked<T>(&mut self, done: Result<T, BrokerFailure>) -> Result<T, SinkError> {
         done.map_err(|error| {
-            (self.partitions, self.found, self.beats) = (None, None, None);
+            self.partitions = None;
+            self.found = None;
+            self.heartbeats = None;
             error.into()
         })
     }
 
-    async fn produce_beat(&mut self, envelope: Envelope<'_>) -> Result<(), BrokerFailure> {
-        let (client, count) = match self.beats.take() {
-            Some(beats) => beats,
-            None => (self.place.beats().made(1).await?.swap_remove(0), 0),
+    async fn produce_heartbeat(&mut self, envelope: Envelope<'_>) -> Result<(), BrokerFailure> {
+        let HeartbeatTopic { client, sent } = match self.heartbeats.take() {
+            Some(topic) => topic,
+            None => {
+                let client = self.address.heartbeats().create(1).await?.swap_remove(0);
+                HeartbeatTopic { client, sent: 0 }
+            }
         };
         let mut entry = Vec::with_capacity(64);
         envelope.write(&mut entry);
-        let beat = vec![record(envelope.pod, entry)];
-        let offsets = in_time(client.produce(beat, Compression::NoCompression)).await?;
-        if let Some(offset) = offsets.first().filter(|_| count % BEATS_KEPT == BEATS_KEPT - 1) {
-            // A broker that does not let us delete them drops them by their age.
-            let _ = in_time(client.delete_records(*offset, ANSWER_WITHIN.as_millis() as i32)).await;
+        let heartbeat = vec![record(envelope.pod, entry)];
+        let offsets = with_timeout(client.produce(heartbeat, Compression::NoCompression)).await?;
+        if let Some(offset) =
+            offsets.first().filter(|_| sent % HEARTBEATS_KEPT == HEARTBEATS_KEPT - 1)
+        {
+            // If the broker does not permit it, the records expire.
+            let _ = with_timeout(client.delete_records(*offset, TIMEOUT.as_millis() as i32)).await;
         }
-        self.beats = Some((client, count.wrapping_add(1)));
+        self.heartbeats = Some(HeartbeatTopic { client, sent: sent.wrapping_add(1) });
         Ok(())
     }
 }
@@ -453,33 +513,33 @@ impl Sink for KafkaSink {
         self.checked(appended)
     }
 
-    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
-        let produced = self.produce_beat(envelope).await;
+    async fn heartbeat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+        let produced = self.produce_heartbeat(envelope).await;
         self.checked(produced)
     }
 }
 
-impl PartitionOffset {
+impl KafkaAddress {
     fn new(brokers: &str, topic: &str) -> Self {
         let brokers = brokers.split(',').map(str::to_owned).collect();
         Self { brokers, topic: topic.to_owned() }
     }
 
-    /// Where relays say that they are there.
-    fn beats(&self) -> Self {
+    /// The topic of heartbeats.
+    fn heartbeats(&self) -> Self {
         Self { topic: format!("{}-alive", self.topic), ..self.clone() }
     }
 
     async fn client(&self) -> Result<Client, BrokerFailure> {
-        // Who fails is tried again from the start, since the brokers may be others by then.
-        let patience = BackoffConfig {
+        // The client retries for a short time only; then the follower reconnects from the start.
+        let backoff = BackoffConfig {
             init_backoff: Duration::from_millis(50),
             max_backoff: Duration::from_millis(500),
-            deadline: Some(ANSWER_WITHIN),
+            deadline: Some(TIMEOUT),
             ..BackoffConfig::default()
         };
-        let builder = ClientBuilder::new(self.brokers.clone()).backoff_config(patience);
-        in_time(builder.build()).await
+        let builder = ClientBuilder::new(self.brokers.clone()).backoff_config(backoff);
+        with_timeout(builder.build()).await
     }
 
     /// The topic's partitions, in order.
@@ -487,11 +547,13 @@ impl PartitionOffset {
         &self,
         client: &Client,
     ) -> Result<Vec<Arc<PartitionClient>>, BrokerFailure> {
-        let topics = in_time(client.list_topics()).await?;
+        let topics = with_timeout(client.list_topics()).await?;
         let topic = topics.into_iter().find(|topic| topic.name == self.topic);
         let numbers = topic.map(|topic| topic.partitions).unwrap_or_default();
         if numbers.is_empty() {
-            return Err(format!("there is no topic `{}`; does a relay fill it?", self.topic).into());
+            return Err(
+                format!("unknown topic `{}`; start a relay that fills it", self.topic).into()
+            );
         }
         let mut partitions = Vec::new();
         for number in numbers {
@@ -506,19 +568,20 @@ impl PartitionOffset {
         number: i32,
     ) -> Result<PartitionClient, BrokerFailure> {
         let handling = UnknownTopicHandling::Error;
-        in_time(client.partition_client(self.topic.clone(), number, handling)).await
+        with_timeout(client.partition_client(self.topic.clone(), number, handling)).await
     }
 
-    /// The same, after making the topic if it is not there.
-    async fn made(&self, partitions: i32) -> Result<Vec<Arc<PartitionClient>>, BrokerFailure> {
+    /// The topic's partitions; the topic is created if needed.
+    async fn create(&self, partitions: i32) -> Result<Vec<Arc<PartitionClient>>, BrokerFailure> {
         let client = self.client().await?;
         if let Ok(partitions) = self.partitions(&client).await {
             return Ok(partitions);
         }
         let controller = client.controller_client()?;
-        let answer_within = ANSWER_WITHIN.as_millis() as i32;
-        // Another relay may be quicker; then it is there.
-        let _ = in_time(controller.create_topic(&self.topic, partitions, 1, answer_within)).await;
+        let reply_timeout = TIMEOUT.as_millis() as i32;
+        // It may fail because another relay was faster; then the topic exists.
+        let _ =
+            with_timeout(controller.create_topic(&self.topic, partitions, 1, reply_timeout)).await;
         self.partitions(&client).await
     }
 }
@@ -531,7 +594,7 @@ fn is_too_large(failure: &BrokerFailure) -> bool {
     )
 }
 
-/// Relays and routers must agree on it.
+/// The partition of a pod. Relays and routers must agree on it.
 fn partition_of(pod: &str, partitions: usize) -> usize {
     (xxh3_64(pod.as_bytes()) % partitions.max(1) as u64) as usize
 }
@@ -541,19 +604,19 @@ fn record(pod: &str, entry: Vec<u8>) -> Record {
     Record { key, value: Some(entry), headers: BTreeMap::new(), timestamp: now() }
 }
 
-/// The envelope in a record; a record without one is malformed as any other bytes are.
+/// The envelope in a record; empty, and so malformed, if there is none.
 fn value(record: &RecordAndOffset) -> &[u8] {
     record.record.value.as_deref().unwrap_or_default()
 }
 
-async fn in_time<T>(
+async fn with_timeout<T>(
     answer: impl Future<Output = Result<T, KafkaError>>,
 ) -> Result<T, BrokerFailure> {
-    Ok(timeout(ANSWER_WITHIN, answer).await??)
+    Ok(timeout(TIMEOUT, answer).await??)
 }
 
-/// Brokers drop records by their age.
-#[allow(clippy::disallowed_methods, reason = "nothing is decided by it here")]
+/// The timestamp by which brokers expire records.
+#[allow(clippy::disallowed_methods, reason = "only the broker reads it")]
 fn now() -> DateTime<Utc> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     DateTime::from_timestamp_millis(since.as_millis() as i64).unwrap_or_default()

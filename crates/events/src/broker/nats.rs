@@ -1,15 +1,18 @@
 //! Events in NATS JetStream: one stream, one subject per pod, a message's body an envelope.
 //!
-//! Each router reads with an ordered consumer from its own cursor; at its start that is the stream's end,
-//! and what came before is fetched pod by pod as replays. A cursor kept by the server would not help: a
-//! router that starts has lost its index, not its place.
+//! Each router reads with an ordered consumer from its own cursor. It starts at the stream's end,
+//! and fetches earlier messages pod by pod as replays. A cursor on the server would not help: a
+//! router that starts has lost its index, not its position.
 //!
-//! Beats are plain messages to `<stream>-alive.<pod>`, outside the stream.
+//! Heartbeats are plain messages to `<stream>-alive.<pod>`, outside the stream.
 
-use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
+use super::{
+    Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
+    read_heartbeat,
+};
 use crate::login::{Login, split};
 use crate::message::{Delivery, SourceMessage};
-use crate::relay::{KEPT_PER_POD, Sink, SinkError};
+use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use async_nats::jetstream::consumer::DeliverPolicy;
@@ -23,7 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The setting that limits the size of a message.
 const CURE: &str = "the server's `max_payload`, or the stream's `max_msg_size`";
 
 /// Reads the subjects of some pods.
@@ -31,193 +35,226 @@ pub type Nats = BrokerFollower<Subjects>;
 
 /// The subjects of some pods.
 pub struct Subjects {
-    place: StreamPosition,
+    address: NatsAddress,
     pods: HashMap<String, PodName>,
-    marks: HashMap<PodName, Positions<u64>>,
+    positions: HashMap<PodName, Positions<u64>>,
     /// The last message read; unknown before the first connection.
     cursor: Option<u64>,
-    /// When the stream was made in which that was.
-    born: Option<i128>,
-    link: Option<NatsLink>,
-    heard: VecDeque<SourceSignal>,
-    asked: VecDeque<(PodName, u64)>,
+    /// Creation time of the stream that the cursor is in.
+    stream_created: Option<i128>,
+    connection: Option<NatsConnection>,
+    signals: VecDeque<SourceSignal>,
+    replays: VecDeque<QueuedReplay>,
 }
 
-/// Where a server is, and what the stream is called.
+/// A server and a stream.
 #[derive(Clone)]
-struct StreamPosition {
+struct NatsAddress {
     url: String,
     login: Option<Login>,
     stream: String,
 }
 
-struct NatsLink {
+/// A replay that has not started yet.
+#[derive(Clone)]
+struct QueuedReplay {
+    pod: PodName,
+    from: u64,
+}
+
+/// A replay that is being read.
+struct NatsReplay {
+    pod: PodName,
+    from: u64,
+    messages: Ordered,
+}
+
+struct NatsConnection {
     stream: Stream,
     live: Ordered,
-    beats: Subscriber,
-    replay: Option<(PodName, u64, Ordered)>,
-    broken: mpsc::Receiver<()>,
+    heartbeats: Subscriber,
+    replay: Option<NatsReplay>,
+    disconnected: mpsc::Receiver<()>,
 }
 
 impl Nats {
     /// For pods whose events are in `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
-        let place = StreamPosition::new(url, stream);
-        let name = format!("{}/{stream}", place.url);
+        let address = NatsAddress::new(url, stream);
+        let name = format!("{}/{stream}", address.url);
         let subjects = Subjects {
-            pods: pods.iter().map(|pod| (place.subject(pod), Arc::clone(pod))).collect(),
-            place,
-            marks: HashMap::new(),
+            pods: pods.iter().map(|pod| (address.subject(pod), Arc::clone(pod))).collect(),
+            address,
+            positions: HashMap::new(),
             cursor: None,
-            born: None,
-            link: None,
-            heard: VecDeque::new(),
-            asked: VecDeque::new(),
+            stream_created: None,
+            connection: None,
+            signals: VecDeque::new(),
+            replays: VecDeque::new(),
         };
         Self::named(name, pods, subjects)
     }
 }
 
+impl BrokerTransport for Nats {
+    type Sink = NatsSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        Ok(Self::new(&address.url, &address.stream, pods))
+    }
+
+    fn open_sink(address: &BrokerStream) -> Result<NatsSink, String> {
+        Ok(NatsSink::new(&address.url, &address.stream))
+    }
+}
+
 impl Broker for Subjects {
-    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
-        &mut self.heard
+    fn signals(&mut self) -> &mut VecDeque<SourceSignal> {
+        &mut self.signals
     }
 
     fn is_connected(&self) -> bool {
-        self.link.is_some()
+        self.connection.is_some()
     }
 
     async fn connect(&mut self) -> Result<(), BrokerFailure> {
-        let (context, broken) = self.place.connect().await?;
-        let stream = self.place.stream(&context).await?;
+        let (context, disconnected) = self.address.connect().await?;
+        let stream = self.address.stream(&context).await?;
         let info = stream.cached_info();
-        let (last, born) = (info.state.last_sequence, info.created.unix_timestamp_nanos());
-        // A broker that was wiped has another stream, even if relays have filled it beyond our place by now.
-        let is_same = self.born.replace(born).is_none_or(|known| known == born);
+        let last = info.state.last_sequence;
+        let stream_created = info.created.unix_timestamp_nanos();
+        // A wiped broker has a new stream, even if relays have filled it past our cursor by now.
+        let is_same =
+            self.stream_created.replace(stream_created).is_none_or(|known| known == stream_created);
         let cursor = match self.cursor {
             None => last,
             Some(cursor) if is_same && cursor <= last => cursor,
             Some(_) => {
-                self.marks.clear();
+                self.positions.clear();
                 0
             }
         };
         let live = ordered(&stream, cursor.saturating_add(1), String::new()).await?;
-        let beats = context.client().subscribe(self.place.beat("*")).await?;
+        let heartbeats = context.client().subscribe(self.address.heartbeat("*")).await?;
         self.cursor = Some(cursor);
-        self.link = Some(NatsLink { stream, live, beats, replay: None, broken });
-        let connected = |pod: &PodName| SourceSignal::Of(Arc::clone(pod), SourceMessage::Connected);
-        self.heard.extend(self.pods.values().map(connected));
+        self.connection =
+            Some(NatsConnection { stream, live, heartbeats, replay: None, disconnected });
+        let connected =
+            |pod: &PodName| SourceSignal::Pod(Arc::clone(pod), SourceMessage::Connected);
+        self.signals.extend(self.pods.values().map(connected));
         Ok(())
     }
 
     fn disconnect(&mut self) -> bool {
-        self.asked.clear();
-        self.link.take().is_some()
+        self.replays.clear();
+        self.connection.take().is_some()
     }
 
-    /// Begins a replay, or takes a message.
+    /// Starts a replay, or reads a message.
     async fn advance(&mut self) -> Result<(), BrokerFailure> {
-        let Some(link) = &mut self.link else { return Ok(()) };
-        if link.replay.is_none()
-            && let Some((pod, from)) = self.asked.front().cloned()
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        if connection.replay.is_none()
+            && let Some(QueuedReplay { pod, from }) = self.replays.front().cloned()
         {
-            let known = self.marks.get(&pod).and_then(|marks| marks.before(from));
-            let subject = self.place.subject(&pod);
-            let replay = ordered(&link.stream, known.unwrap_or(1), subject.clone()).await?;
-            let waiting = link.stream.get_last_raw_message_by_subject(&subject).await.is_ok();
-            self.asked.pop_front();
-            if waiting {
-                link.replay = Some((pod, from, replay));
+            let known = self.positions.get(&pod).and_then(|positions| positions.before(from));
+            let subject = self.address.subject(&pod);
+            let replay = ordered(&connection.stream, known.unwrap_or(1), subject.clone()).await?;
+            let has_messages =
+                connection.stream.get_last_raw_message_by_subject(&subject).await.is_ok();
+            self.replays.pop_front();
+            if has_messages {
+                connection.replay = Some(NatsReplay { pod, from, messages: replay });
             } else {
-                self.heard.push_back(SourceSignal::Of(pod, SourceMessage::ReplayEnd));
+                self.signals.push_back(SourceSignal::Pod(pod, SourceMessage::ReplayEnd));
             }
             return Ok(());
         }
         let replayed = async {
-            match &mut link.replay {
-                Some((_, _, replay)) => replay.next().await,
+            match &mut connection.replay {
+                Some(replay) => replay.messages.next().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            _ = link.broken.recv() => Err("the connection was lost".into()),
-            message = link.live.next() => {
-                let message = message.ok_or("the stream ended")??;
-                self.arrived(&message)
+            _ = connection.disconnected.recv() => Err("connection lost".into()),
+            message = connection.live.next() => {
+                let message = message.ok_or("the consumer of the stream ended")??;
+                self.handle_live(&message)
             }
             message = replayed => {
-                let message = message.ok_or("the replay ended")??;
-                self.replayed(&message)
+                let message = message.ok_or("the consumer of a replay ended")??;
+                self.handle_replayed(&message)
             }
-            message = link.beats.next() => {
-                let message = message.ok_or("the beats ended")?;
-                self.beaten(&message);
+            message = connection.heartbeats.next() => {
+                let message = message.ok_or("the heartbeat subscription ended")?;
+                self.handle_heartbeat(&message);
                 Ok(())
             }
         }
     }
 
     fn replay(&mut self, pod: &PodName, from: u64) {
-        self.asked.retain(|(other, _)| other != pod);
-        if let Some(link) = &mut self.link {
-            link.replay.take_if(|(other, _, _)| other == pod);
+        self.replays.retain(|queued| queued.pod != *pod);
+        if let Some(connection) = &mut self.connection {
+            connection.replay.take_if(|replay| replay.pod == *pod);
         }
-        self.asked.push_back((Arc::clone(pod), from));
+        self.replays.push_back(QueuedReplay { pod: Arc::clone(pod), from });
     }
 }
 
 impl Subjects {
-    fn arrived(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
+    fn handle_live(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
         let position = message.info()?.stream_sequence;
         self.cursor = Some(position);
         let Some(pod) = self.pods.get(message.subject.as_str()) else { return Ok(()) };
-        let said = read(pod, &message.payload, Delivery::Live);
-        self.marks.entry(Arc::clone(pod)).or_default().note(&said, position);
-        self.heard.push_back(SourceSignal::Of(Arc::clone(pod), said));
+        let parsed = read(pod, &message.payload, Delivery::Live);
+        self.positions.entry(Arc::clone(pod)).or_default().note(&parsed, position);
+        self.signals.push_back(SourceSignal::Pod(Arc::clone(pod), parsed));
         Ok(())
     }
 
-    fn beaten(&mut self, message: &async_nats::Message) {
-        let token = message.subject.strip_prefix(&self.place.beat(""));
-        let subject = token.map(|token| format!("{}.{token}", self.place.stream));
+    fn handle_heartbeat(&mut self, message: &async_nats::Message) {
+        let token = message.subject.strip_prefix(&self.address.heartbeat(""));
+        let subject = token.map(|token| format!("{}.{token}", self.address.stream));
         let Some(pod) = subject.and_then(|subject| self.pods.get(&subject)) else { return };
-        let said = read_beat(pod, &message.payload);
-        self.heard.extend(said.map(|said| SourceSignal::Of(Arc::clone(pod), said)));
+        let parsed = read_heartbeat(pod, &message.payload);
+        self.signals.extend(parsed.map(|parsed| SourceSignal::Pod(Arc::clone(pod), parsed)));
     }
 
-    fn replayed(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
+    fn handle_replayed(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
         let info = message.info()?;
-        let (pending, position) = (info.pending, info.stream_sequence);
-        let Some(link) = &mut self.link else { return Ok(()) };
-        let Some((pod, from, _)) = &link.replay else { return Ok(()) };
-        let marks = self.marks.entry(Arc::clone(pod)).or_default();
-        take_replayed(pod, (&message.payload, position), (*from, marks), &mut self.heard);
+        let pending = info.pending;
+        let position = info.stream_sequence;
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        let Some(NatsReplay { pod, from, .. }) = &connection.replay else { return Ok(()) };
+        let positions = self.positions.entry(Arc::clone(pod)).or_default();
+        let entry = ReplayedEntry { bytes: &message.payload, position };
+        push_replayed(pod, *from, entry, positions, &mut self.signals);
         if pending == 0 {
-            self.heard.push_back(SourceSignal::Of(Arc::clone(pod), SourceMessage::ReplayEnd));
-            link.replay = None;
+            self.signals.push_back(SourceSignal::Pod(Arc::clone(pod), SourceMessage::ReplayEnd));
+            connection.replay = None;
         }
         Ok(())
     }
 }
 
-/// Publishes into a stream, which it makes if it is not there.
+/// Publishes to a stream, and creates it if needed.
 pub struct NatsSink {
-    place: StreamPosition,
-    link: Option<NatsOutput>,
+    address: NatsAddress,
+    connection: Option<NatsPublisher>,
 }
 
-/// A connection to publish over.
-struct NatsOutput {
+/// A connection for publishing.
+struct NatsPublisher {
     context: Context,
     stream: Stream,
-    broken: mpsc::Receiver<()>,
+    disconnected: mpsc::Receiver<()>,
 }
 
-impl NatsOutput {
-    /// The largest message that the server takes.
-    fn most_bytes(&self) -> usize {
+impl NatsPublisher {
+    /// The largest message that the server accepts.
+    fn max_message_bytes(&self) -> usize {
         let stream = self.stream.cached_info().config.max_message_size;
         let stream = usize::try_from(stream).ok().filter(|most| *most > 0);
         stream.unwrap_or(usize::MAX).min(self.context.client().server_info().max_payload)
@@ -228,75 +265,77 @@ impl NatsSink {
     /// For `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str) -> Self {
-        Self { place: StreamPosition::new(url, stream), link: None }
+        Self { address: NatsAddress::new(url, stream), connection: None }
     }
 
-    /// The connection, which is made if there is none.
-    async fn outlet(&mut self) -> Result<NatsOutput, BrokerFailure> {
-        match self.link.take() {
-            Some(outlet) => Ok(outlet),
-            None => self.place.outlet().await,
+    /// The open connection, or a new one.
+    async fn publisher(&mut self) -> Result<NatsPublisher, BrokerFailure> {
+        match self.connection.take() {
+            Some(publisher) => Ok(publisher),
+            None => self.address.publisher().await,
         }
     }
 
-    /// Keeps the connection if what was done over it went well.
+    /// Keeps the connection unless the operation failed.
     fn keep<T>(
         &mut self,
-        outlet: NatsOutput,
+        publisher: NatsPublisher,
         done: Result<T, BrokerFailure>,
     ) -> Result<T, SinkError> {
-        self.link = done.is_ok().then_some(outlet);
+        self.connection = done.is_ok().then_some(publisher);
         Ok(done?)
     }
 }
 
 impl Sink for NatsSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
-        let mut outlet = self.outlet().await?;
-        let subject = self.place.subject(pod);
+        let mut publisher = self.publisher().await?;
+        let subject = self.address.subject(pod);
         let last = async {
-            match outlet.stream.get_last_raw_message_by_subject(&subject).await {
+            match publisher.stream.get_last_raw_message_by_subject(&subject).await {
                 Ok(message) => Ok(Some(message.payload.to_vec())),
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
                 Err(error) => Err(error.into()),
             }
         };
-        let last = unbroken(&mut outlet.broken, last).await;
-        self.keep(outlet, last)
+        let last = unless_disconnected(&mut publisher.disconnected, last).await;
+        self.keep(publisher, last)
     }
 
     async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
-        let mut outlet = self.outlet().await?;
-        let publish = self.place.publish(&outlet.context, outlet.most_bytes(), envelopes);
-        let published = unbroken(&mut outlet.broken, publish).await;
-        self.keep(outlet, published)
+        let mut publisher = self.publisher().await?;
+        let publish =
+            self.address.publish(&publisher.context, publisher.max_message_bytes(), envelopes);
+        let published = unless_disconnected(&mut publisher.disconnected, publish).await;
+        self.keep(publisher, published)
     }
 
-    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
-        let mut outlet = self.outlet().await?;
+    async fn heartbeat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+        let mut publisher = self.publisher().await?;
         let mut body = Vec::with_capacity(64);
         envelope.write(&mut body);
-        let subject = self.place.beat(&token(envelope.pod));
-        let client = outlet.context.client();
-        let beat = async { Ok(client.publish(subject, body.into()).await?) };
-        let beaten = unbroken(&mut outlet.broken, beat).await;
-        self.keep(outlet, beaten)
+        let subject = self.address.heartbeat(&token(envelope.pod));
+        let client = publisher.context.client();
+        let heartbeat = async { Ok(client.publish(subject, body.into()).await?) };
+        let handle_heartbeat = unless_disconnected(&mut publisher.disconnected, heartbeat).await;
+        self.keep(publisher, handle_heartbeat)
     }
 }
 
-/// A broker that is back at once is not the one that was asked: it will not answer.
-async fn unbroken<T>(
-    broken: &mut mpsc::Receiver<()>,
+/// Fails as soon as the connection is lost: after a reconnect the server no longer answers the
+/// request.
+async fn unless_disconnected<T>(
+    disconnected: &mut mpsc::Receiver<()>,
     what: impl Future<Output = Result<T, BrokerFailure>>,
 ) -> Result<T, BrokerFailure> {
     tokio::select! {
         biased;
-        _ = broken.recv() => Err("the connection was lost".into()),
+        _ = disconnected.recv() => Err("connection lost".into()),
         done = what => done,
     }
 }
 
-impl StreamPosition {
+impl NatsAddress {
     fn new(url: &str, stream: &str) -> Self {
         let (url, login) = split(url);
         Self { url, login, stream: stream.to_owned() }
@@ -306,15 +345,15 @@ impl StreamPosition {
         format!("{}.{}", self.stream, token(pod))
     }
 
-    /// Where a pod's relay says that it is there.
-    fn beat(&self, token: &str) -> String {
+    /// The subject of a pod's heartbeats.
+    fn heartbeat(&self, token: &str) -> String {
         format!("{}-alive.{token}", self.stream)
     }
 
-    /// Connects once. A connection that breaks is told, and not mended behind our back: what we know of
-    /// the stream may be wrong by then.
+    /// Connects without the client's own reconnects: after a lost connection our knowledge of the
+    /// stream may be wrong. The receiver gets a message when the connection is lost.
     async fn connect(&self) -> Result<(Context, mpsc::Receiver<()>), BrokerFailure> {
-        let (tell, broken) = mpsc::channel(1);
+        let (notify, disconnected) = mpsc::channel(1);
         let options = ConnectOptions::new();
         let client = match self.login.clone() {
             None => options,
@@ -322,30 +361,31 @@ impl StreamPosition {
             Some(Login::Token(token)) => options.token(token),
         };
         let client = client
-            .connection_timeout(ANSWER_WITHIN)
-            .request_timeout(Some(ANSWER_WITHIN))
-            .ping_interval(ANSWER_WITHIN)
+            .connection_timeout(TIMEOUT)
+            .request_timeout(Some(TIMEOUT))
+            .ping_interval(TIMEOUT)
             .max_reconnects(1)
             .event_callback(move |event| {
                 if matches!(event, Event::Disconnected | Event::Closed) {
-                    let _ = tell.try_send(());
+                    let _ = notify.try_send(());
                 }
                 std::future::ready(())
             })
             .connect(&self.url)
             .await?;
         let mut context = jetstream::new(client);
-        context.set_timeout(ANSWER_WITHIN);
-        Ok((context, broken))
+        context.set_timeout(TIMEOUT);
+        Ok((context, disconnected))
     }
 
-    async fn outlet(&self) -> Result<NatsOutput, BrokerFailure> {
-        let (context, broken) = self.connect().await?;
+    async fn publisher(&self) -> Result<NatsPublisher, BrokerFailure> {
+        let (context, disconnected) = self.connect().await?;
         let stream = self.stream(&context).await?;
-        Ok(NatsOutput { context, stream, broken })
+        Ok(NatsPublisher { context, stream, disconnected })
     }
 
-    /// Sends all and then waits for all answers; ends before one that the server would not take.
+    /// Sends all envelopes, then waits for all acknowledgements; stops before one that is too
+    /// large.
     async fn publish(
         &self,
         context: &Context,
@@ -358,7 +398,9 @@ impl StreamPosition {
             let mut body = Vec::with_capacity(envelope.payload.len() + 64);
             envelope.write(&mut body);
             if body.len() > most {
-                let (sequence, bytes, cure) = (envelope.sequence, body.len(), CURE);
+                let sequence = envelope.sequence;
+                let bytes = body.len();
+                let cure = CURE;
                 refused = Some(SinkError::TooLarge { at, sequence, bytes, cure });
                 break;
             }
@@ -381,7 +423,7 @@ impl StreamPosition {
     }
 }
 
-/// A pod's name as one token of a subject: what has a meaning there is written as its code.
+/// A pod's name as one token of a subject: special characters are percent-encoded.
 fn token(pod: &str) -> String {
     let mut token = String::with_capacity(pod.len());
     for byte in pod.bytes() {

@@ -1,13 +1,17 @@
 //! Events in Redis Streams: one stream per pod, `<prefix>:<pod>`, an entry's field `e` an envelope.
 //!
-//! Streams are read without consumer groups: every router reads everything from its own cursor. Trimming
-//! is approximate (`MAXLEN ~`), which costs nothing and loses only what an engine would have lost too.
+//! Streams are read without consumer groups, because every router reads everything from its own
+//! cursor. Trimming is approximate (`MAXLEN ~`), which is cheap and loses only what an engine would
+//! no longer replay either.
 //!
-//! A beat is the value of `<prefix>-alive:<pod>` and expires soon after.
+//! A heartbeat is the value of `<prefix>-alive:<pod>`, with a short TTL.
 
-use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
+use super::{
+    Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
+    read_heartbeat,
+};
 use crate::message::{Delivery, SourceMessage};
-use crate::relay::{KEPT_PER_POD, Sink, SinkError};
+use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
@@ -18,14 +22,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the server holds a read that finds nothing. A question waits no longer than this.
+/// How long the server blocks a read that finds nothing. A query waits no longer than this.
 const BLOCK: Duration = Duration::from_millis(200);
-/// How long anything may take before the connection is given up.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-const AT_ONCE: usize = 512;
-/// How often beats are looked for, and how long one is there to be found.
-const BEATS_EVERY: Duration = Duration::from_secs(1);
-const BEAT_LASTS: Duration = Duration::from_secs(3);
+/// For connecting and for every command.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Entries per read.
+const READ_SIZE: usize = 512;
+/// How often heartbeats are read.
+const HEARTBEAT_POLL: Duration = Duration::from_secs(1);
+const HEARTBEAT_TTL: Duration = Duration::from_secs(3);
 
 /// Reads the streams of some pods.
 pub type RedisStreams = BrokerFollower<Streams>;
@@ -35,28 +40,28 @@ pub struct Streams {
     client: Client,
     streams: Vec<RedisStream>,
     connection: Option<MultiplexedConnection>,
-    /// When beats are to be looked for.
-    beats_at: Instant,
-    heard: VecDeque<SourceSignal>,
+    /// When heartbeats are read next.
+    heartbeats_at: Instant,
+    signals: VecDeque<SourceSignal>,
     replays: VecDeque<RedisReplay>,
 }
 
 struct RedisStream {
     pod: PodName,
     key: String,
-    /// Where its relay says that it is there.
-    beat: String,
+    /// The key of its relay's heartbeats.
+    heartbeat: String,
     /// The last entry read; unknown before the first connection.
     cursor: Option<String>,
-    marks: Positions<String>,
+    positions: Positions<String>,
 }
 
-/// A replay that is being read, piece by piece.
+/// A replay that is being read, page by page.
 struct RedisReplay {
     stream: usize,
-    /// The number asked from.
+    /// The first number that was requested.
     from: u64,
-    /// The next entry's least identifier.
+    /// The lowest identifier of the next page.
     start: String,
 }
 
@@ -64,32 +69,44 @@ impl RedisStreams {
     /// For pods whose events are in streams under `prefix` at a `redis://` address.
     ///
     /// # Errors
-    /// The address is none.
+    /// The address is invalid.
     pub fn new(url: &str, prefix: &str, pods: &[PodName]) -> Result<Self, RedisError> {
         let client = Client::open(url)?;
         let stream = |pod: &PodName| RedisStream {
             pod: Arc::clone(pod),
             key: format!("{prefix}:{pod}"),
-            beat: beat_key(prefix, pod),
+            heartbeat: heartbeat_key(prefix, pod),
             cursor: None,
-            marks: Positions::default(),
+            positions: Positions::default(),
         };
         let address = client.get_connection_info().addr().to_string();
         let streams = Streams {
             client,
             streams: pods.iter().map(stream).collect(),
             connection: None,
-            beats_at: Instant::now(),
-            heard: VecDeque::new(),
+            heartbeats_at: Instant::now(),
+            signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
         Ok(Self::named(format!("redis://{address}/{prefix}"), pods, streams))
     }
 }
 
+impl BrokerTransport for RedisStreams {
+    type Sink = RedisSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        Self::new(&address.url, &address.stream, pods).map_err(|error| error.to_string())
+    }
+
+    fn open_sink(address: &BrokerStream) -> Result<RedisSink, String> {
+        RedisSink::new(&address.url, &address.stream).map_err(|error| error.to_string())
+    }
+}
+
 impl Broker for Streams {
-    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
-        &mut self.heard
+    fn signals(&mut self) -> &mut VecDeque<SourceSignal> {
+        &mut self.signals
     }
 
     fn is_connected(&self) -> bool {
@@ -106,9 +123,9 @@ impl Broker for Streams {
         }
         self.connection = Some(connection);
         let connected = |stream: &RedisStream| {
-            SourceSignal::Of(Arc::clone(&stream.pod), SourceMessage::Connected)
+            SourceSignal::Pod(Arc::clone(&stream.pod), SourceMessage::Connected)
         };
-        self.heard.extend(self.streams.iter().map(connected));
+        self.signals.extend(self.streams.iter().map(connected));
         Ok(())
     }
 
@@ -117,34 +134,37 @@ impl Broker for Streams {
         self.connection.take().is_some()
     }
 
-    /// Reads a piece of a replay, or what has come.
+    /// Reads heartbeats, a page of a replay, or live entries.
     async fn advance(&mut self) -> Result<(), BrokerFailure> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         if self.streams.is_empty() {
-            // A read without keys is an error, and nobody waits for anything.
+            // Redis refuses a read without keys.
             return std::future::pending().await;
         }
-        if Instant::now() >= self.beats_at {
+        if Instant::now() >= self.heartbeats_at {
             let mut get = cmd("MGET");
-            get.arg(self.streams.iter().map(|stream| &stream.beat).collect::<Vec<_>>());
-            let beats: Vec<Option<Vec<u8>>> = get.query_async(connection).await?;
-            self.beats_at = Instant::now() + BEATS_EVERY;
-            for (stream, beat) in self.streams.iter().zip(beats) {
-                let said = beat.and_then(|beat| read_beat(&stream.pod, &beat));
-                self.heard.extend(said.map(|said| SourceSignal::Of(Arc::clone(&stream.pod), said)));
+            get.arg(self.streams.iter().map(|stream| &stream.heartbeat).collect::<Vec<_>>());
+            let heartbeats: Vec<Option<Vec<u8>>> = get.query_async(connection).await?;
+            self.heartbeats_at = Instant::now() + HEARTBEAT_POLL;
+            for (stream, heartbeat) in self.streams.iter().zip(heartbeats) {
+                let parsed =
+                    heartbeat.and_then(|heartbeat| read_heartbeat(&stream.pod, &heartbeat));
+                self.signals.extend(
+                    parsed.map(|parsed| SourceSignal::Pod(Arc::clone(&stream.pod), parsed)),
+                );
             }
             return Ok(());
         }
         if let Some(replaying) = self.replays.front() {
             let stream = &self.streams[replaying.stream];
             let mut range = cmd("XRANGE");
-            range.arg(&stream.key).arg(&replaying.start).arg("+").arg("COUNT").arg(AT_ONCE);
+            range.arg(&stream.key).arg(&replaying.start).arg("+").arg("COUNT").arg(READ_SIZE);
             let entries: StreamRangeReply = range.query_async(connection).await?;
-            self.replayed(&entries.ids);
+            self.handle_replayed(&entries.ids);
             return Ok(());
         }
         let mut request = cmd("XREAD");
-        request.arg("COUNT").arg(AT_ONCE).arg("BLOCK").arg(BLOCK.as_millis() as usize);
+        request.arg("COUNT").arg(READ_SIZE).arg("BLOCK").arg(BLOCK.as_millis() as usize);
         request.arg("STREAMS");
         self.streams.iter().for_each(|stream| {
             request.arg(&stream.key);
@@ -154,7 +174,7 @@ impl Broker for Streams {
         });
         let entries: Option<StreamReadReply> = request.query_async(connection).await?;
         for read in entries.map_or(Vec::new(), |entries| entries.keys) {
-            self.arrived(&read.key, &read.ids);
+            self.handle_live(&read.key, &read.ids);
         }
         Ok(())
     }
@@ -163,43 +183,43 @@ impl Broker for Streams {
         let Some(stream) = self.streams.iter().position(|stream| stream.pod == *pod) else {
             return;
         };
-        let start = self.streams[stream].marks.before(from).unwrap_or("-".to_owned());
+        let start = self.streams[stream].positions.before(from).unwrap_or("-".to_owned());
         self.replays.retain(|replaying| replaying.stream != stream);
         self.replays.push_back(RedisReplay { stream, from, start });
     }
 }
 
 impl Streams {
-    fn arrived(&mut self, key: &str, entries: &[StreamId]) {
+    fn handle_live(&mut self, key: &str, entries: &[StreamId]) {
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.key == key) else { return };
         for entry in entries {
-            let said = read(&stream.pod, envelope(entry), Delivery::Live);
-            stream.marks.note(&said, entry.id.clone());
+            let parsed = read(&stream.pod, envelope(entry), Delivery::Live);
+            stream.positions.note(&parsed, entry.id.clone());
             stream.cursor = Some(entry.id.clone());
-            self.heard.push_back(SourceSignal::Of(Arc::clone(&stream.pod), said));
+            self.signals.push_back(SourceSignal::Pod(Arc::clone(&stream.pod), parsed));
         }
     }
 
-    fn replayed(&mut self, entries: &[StreamId]) {
+    fn handle_replayed(&mut self, entries: &[StreamId]) {
         let Some(replaying) = self.replays.front_mut() else { return };
-        let RedisStream { pod, marks, .. } = &mut self.streams[replaying.stream];
+        let RedisStream { pod, positions, .. } = &mut self.streams[replaying.stream];
         for entry in entries {
-            let (read, from) = ((envelope(entry), entry.id.clone()), replaying.from);
-            take_replayed(pod, read, (from, marks), &mut self.heard);
+            let replayed = ReplayedEntry { bytes: envelope(entry), position: entry.id.clone() };
+            push_replayed(pod, replaying.from, replayed, positions, &mut self.signals);
             replaying.start = format!("({}", entry.id);
         }
-        if entries.len() < AT_ONCE {
-            self.heard.push_back(SourceSignal::Of(Arc::clone(pod), SourceMessage::ReplayEnd));
+        if entries.len() < READ_SIZE {
+            self.signals.push_back(SourceSignal::Pod(Arc::clone(pod), SourceMessage::ReplayEnd));
             self.replays.pop_front();
         }
     }
 }
 
-/// Publishes into streams.
+/// Publishes to streams.
 pub struct RedisSink {
     client: Client,
     prefix: String,
-    /// Kept only while all goes well.
+    /// Dropped after an error.
     connection: Option<MultiplexedConnection>,
 }
 
@@ -207,12 +227,12 @@ impl RedisSink {
     /// For streams under `prefix` at a `redis://` address.
     ///
     /// # Errors
-    /// The address is none.
+    /// The address is invalid.
     pub fn new(url: &str, prefix: &str) -> Result<Self, RedisError> {
         Ok(Self { client: Client::open(url)?, prefix: prefix.to_owned(), connection: None })
     }
 
-    /// The connection, which is made if there is none.
+    /// The open connection, or a new one.
     async fn connection(&mut self) -> Result<MultiplexedConnection, RedisError> {
         match self.connection.take() {
             Some(connection) => Ok(connection),
@@ -244,12 +264,12 @@ impl Sink for RedisSink {
         Ok(())
     }
 
-    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+    async fn heartbeat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
         let mut body = Vec::with_capacity(64);
         envelope.write(&mut body);
         let mut set = cmd("SET");
-        set.arg(beat_key(&self.prefix, envelope.pod)).arg(body);
-        set.arg("PX").arg(BEAT_LASTS.as_millis() as usize);
+        set.arg(heartbeat_key(&self.prefix, envelope.pod)).arg(body);
+        set.arg("PX").arg(HEARTBEAT_TTL.as_millis() as usize);
         let mut connection = self.connection().await?;
         set.query_async::<()>(&mut connection).await?;
         self.connection = Some(connection);
@@ -263,14 +283,14 @@ impl From<RedisError> for SinkError {
     }
 }
 
-fn beat_key(prefix: &str, pod: &str) -> String {
+fn heartbeat_key(prefix: &str, pod: &str) -> String {
     format!("{prefix}-alive:{pod}")
 }
 
 async fn connect(client: &Client) -> Result<MultiplexedConnection, RedisError> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(ANSWER_WITHIN))
-        .set_response_timeout(Some(ANSWER_WITHIN));
+        .set_connection_timeout(Some(TIMEOUT))
+        .set_response_timeout(Some(TIMEOUT));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
@@ -284,7 +304,7 @@ async fn last_entry(
     Ok(entries.ids.pop())
 }
 
-/// The envelope in an entry; an entry without one is malformed as any other bytes are.
+/// The envelope in an entry; empty, and so malformed, if there is none.
 fn envelope(entry: &StreamId) -> &[u8] {
     match entry.map.get("e") {
         Some(Value::BulkString(bytes)) => bytes,

@@ -1,64 +1,67 @@
-//! Whose life it is that somebody speaks of.
+//! Which epoch of the engine a message belongs to.
 //!
-//! A later epoch is a later life, and one that is over has no effect. But epochs are read from clocks, which are set
-//! back, and of two relays the later one may be the one that ends. So an earlier life that goes on speaking while the
-//! known one says nothing is the one that lives.
+//! A later epoch replaces the current one, and messages of an earlier epoch have no effect. But
+//! epochs are read from clocks, which may be set back, and of two relays the later one may be the
+//! one that ends. So an earlier epoch whose messages keep arriving while the current one is silent
+//! becomes the current one.
 
 use super::Feed;
 use crate::message::{Delivery, Epoch};
 use wornpath_index::Moment;
 
-/// How a life that somebody speaks of stands to the one that is known.
+/// How a message's epoch compares with the current one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EpochRelation {
-    /// It is the same, as far as can be told.
+    /// The same, or unknown.
     Same,
-    /// It is over.
-    Over,
-    /// It has just begun.
+    /// An earlier one.
+    Outdated,
+    /// One that has just begun.
     New,
 }
 
-/// A life that counts as over, and speaks.
+/// An earlier epoch whose messages keep arriving.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RivalEpoch {
     epoch: Epoch,
-    /// Since when it speaks and the known one does not.
+    /// Since when the current epoch is silent meanwhile.
     since: Moment,
 }
 
 impl Feed {
-    /// A life that was only remembered yields at once to any other that shows itself. A replay may go further back, and
-    /// does not show itself.
-    pub(super) fn life(
+    /// An epoch from a checkpoint yields at once to any other with live messages. A replay may
+    /// contain older ones.
+    pub(super) fn compare_epoch(
         &mut self,
-        said: Option<Epoch>,
-        via: Delivery,
+        epoch: Option<Epoch>,
+        delivery: Delivery,
         now: Moment,
     ) -> EpochRelation {
-        match (said, self.epoch) {
-            (Some(said), Some(known)) if said > known => {
-                // A store still has what was said in a life that fell silent.
-                if via == Delivery::Replay && self.silenced.is_some_and(|silenced| said <= silenced)
+        match (epoch, self.epoch) {
+            (Some(epoch), Some(current)) if epoch > current => {
+                // A broker still has batches of an epoch that fell silent.
+                if delivery == Delivery::Replay
+                    && self.silenced.is_some_and(|silenced| epoch <= silenced)
                 {
-                    return EpochRelation::Over;
+                    return EpochRelation::Outdated;
                 }
                 self.silenced = None;
                 EpochRelation::New
             }
-            (Some(said), Some(known)) if said < known => match via {
+            (Some(epoch), Some(current)) if epoch < current => match delivery {
                 Delivery::Live if self.awaits_confirmation() => EpochRelation::New,
-                Delivery::Live if self.is_outlived_by(said, now) => {
-                    self.silenced = Some(known);
+                Delivery::Live if self.is_outlived_by(epoch, now) => {
+                    self.silenced = Some(current);
                     EpochRelation::New
                 }
-                _ => EpochRelation::Over,
+                _ => EpochRelation::Outdated,
             },
             _ => EpochRelation::Same,
         }
     }
 
-    /// Whether a life that counts as over has spoken for so long, and nobody else, that it is the one that lives.
+    /// Whether messages of an earlier epoch, and of no other, have arrived for so long that it is
+    /// the current one.
     fn is_outlived_by(&mut self, epoch: Epoch, now: Moment) -> bool {
         let rival = self.rival.filter(|rival| rival.epoch >= epoch);
         let rival = rival.unwrap_or(RivalEpoch { epoch, since: now });

@@ -1,7 +1,7 @@
-//! What counts as hearing of a pod, and what follows from silence.
+//! Which messages show that a pod's engine is alive, and what follows from silence.
 //!
-//! A source that answers for itself is heard by its answers. A store that others fill, such as a broker, answers for
-//! ever after they are gone, so of what it holds only what is new counts, and the beats of who fills it.
+//! An engine's own replies show that it is alive. A broker replies long after the engine and its
+//! relay are gone, so only live batches and the relay's heartbeats count there.
 
 use super::epoch::EpochRelation;
 use super::{Feed, FeedState, Rebuild, SourceId};
@@ -9,92 +9,92 @@ use crate::message::{Delivery, SourceHeartbeat};
 use wornpath_index::Moment;
 
 impl Feed {
-    /// A source can be reached. What was published meanwhile may be lost, and the engine may be another.
+    /// A source is connected. Batches may have been lost before, and the engine may have restarted.
     pub fn connected(&mut self, from: SourceId, now: Moment) {
         let was_connected = self.sources.get(from.0).is_some_and(|source| source.connected);
-        // Who posts is connected with every post; whether that counts, what it says tells.
+        // A sidecar connects with every post; whether that counts depends on the post's content.
         let is_news = !was_connected && !self.is_relayed(from);
-        if self.heard.is_none() || is_news {
-            self.hear(now);
+        if self.last_activity.is_none() || is_news {
+            self.note_activity(now);
         }
-        self.replay_useless = false;
+        self.replay_exhausted = false;
         if let Some(source) = self.sources.get_mut(from.0) {
             source.connected = true;
         }
     }
 
-    /// A source is there, and has nothing to say. That counts only where it cannot be asked: a socket may
-    /// answer for an engine that publishes no more.
+    /// A source answers pings. That counts only where it cannot replay: a socket may answer pings
+    /// for an engine that no longer publishes.
     pub fn alive(&mut self, now: Moment) {
-        if !self.can(|abilities| abilities.replay) {
-            self.hear(now);
+        if !self.can(|capabilities| capabilities.replay) {
+            self.note_activity(now);
         }
     }
 
-    /// Who relays the events is there, and says how far they go.
-    pub fn beat(&mut self, beat: SourceHeartbeat, now: Moment) -> Option<Rebuild> {
+    /// A relay is alive, and reports how far its engine's events go.
+    pub fn heartbeat(&mut self, heartbeat: SourceHeartbeat, now: Moment) -> Option<Rebuild> {
         if self.is_quarantined(now) {
             return None;
         }
-        let life = self.life(beat.epoch, Delivery::Live, now);
-        if life == EpochRelation::Over {
+        let relation = self.compare_epoch(heartbeat.epoch, Delivery::Live, now);
+        if relation == EpochRelation::Outdated {
             self.counters.outdated += 1;
             return None;
         }
-        self.hear(now);
-        let rebuild = (life == EpochRelation::New).then(|| self.begin(beat.epoch));
-        self.epoch = self.epoch.or(beat.epoch);
-        if beat.next > self.next {
-            self.expect_up_to(beat.next.checked_sub(1), now);
+        self.note_activity(now);
+        let rebuild = (relation == EpochRelation::New).then(|| self.start_epoch(heartbeat.epoch));
+        self.epoch = self.epoch.or(heartbeat.epoch);
+        if heartbeat.next > self.next {
+            self.expect_up_to(heartbeat.next.checked_sub(1), now);
         }
         rebuild
     }
 
-    /// Takes note of a batch that came.
-    pub(super) fn hear_batch(&mut self, from: SourceId, via: Delivery, now: Moment) {
-        if via == Delivery::Live || !self.is_relayed(from) {
-            self.hear(now);
+    /// Records the arrival of a batch.
+    pub(super) fn note_batch(&mut self, from: SourceId, delivery: Delivery, now: Moment) {
+        if delivery == Delivery::Live || !self.is_relayed(from) {
+            self.note_activity(now);
         }
     }
 
-    /// Takes note of something that came and may be part of an answer.
-    pub(super) fn hear_unreadable(&mut self, now: Moment) {
-        let asked = self.asked.as_ref().map(|asked| asked.source);
-        if !asked.is_some_and(|source| self.is_relayed(source)) {
-            self.hear(now);
+    /// Records the arrival of an undecodable batch, which may be part of a reply.
+    pub(super) fn note_unreadable(&mut self, now: Moment) {
+        let queried = self.pending.as_ref().map(|query| query.source);
+        if !queried.is_some_and(|source| self.is_relayed(source)) {
+            self.note_activity(now);
         }
     }
 
-    /// Takes note that something was heard. Questions that were asked into a silence are lost, and no
-    /// reason to wait with the next.
-    pub(super) fn hear(&mut self, now: Moment) {
-        let silence = self.heard.map_or(Moment::ZERO, |heard| now.saturating_sub(heard));
+    /// Records that the engine is alive. A query that was sent during a silence is lost, and does
+    /// not delay the next.
+    pub(super) fn note_activity(&mut self, now: Moment) {
+        let silence = self.last_activity.map_or(Moment::ZERO, |last| now.saturating_sub(last));
         if silence > self.rules.probe_after * 2 {
-            self.pace.succeeded();
-            self.asked.take_if(|asked| now >= asked.at + self.rules.pause / 2);
+            self.backoff.succeeded();
+            self.pending.take_if(|query| now >= query.at + self.rules.min_query_interval / 2);
         }
-        self.heard = Some(now);
+        self.last_activity = Some(now);
         self.rival = None;
     }
 
-    /// Whether a source's answers are a store's.
+    /// Whether a source's replies come from a broker.
     pub(super) fn is_relayed(&self, source: SourceId) -> bool {
-        self.sources.get(source.0).is_some_and(|source| source.abilities.relayed)
+        self.sources.get(source.0).is_some_and(|source| source.capabilities.relayed)
     }
 
     pub(super) fn state(&self, now: Moment) -> FeedState {
-        match self.heard {
+        match self.last_activity {
             _ if self.is_quarantined(now) => FeedState::Quarantined,
             None => FeedState::Waiting,
-            Some(heard) if now.saturating_sub(heard) > self.rules.stale_after => FeedState::Stale,
+            Some(last) if now.saturating_sub(last) > self.rules.stale_after => FeedState::Stale,
             Some(_) if self.is_unsure() => FeedState::Unsure,
             Some(_) if self.partial => FeedState::Partial,
             Some(_) => FeedState::Live,
         }
     }
 
-    /// Half while something may be wrong, less the longer nothing was heard, down to nothing. What is
-    /// partly known is right as far as it goes.
+    /// Half while something may be wrong, and less the longer the silence. A partial state is
+    /// correct as far as it goes, and costs nothing.
     pub(super) fn confidence(&self, now: Moment) -> f32 {
         let doubt = if self.is_unsure() { 0.5 } else { 1.0 };
         doubt * self.freshness(now)
@@ -104,13 +104,13 @@ impl Feed {
         if self.is_quarantined(now) || self.awaits_confirmation() {
             return 0.0;
         }
-        let Some(heard) = self.heard else { return 0.0 };
-        let silence = now.saturating_sub(heard).as_secs_f32();
+        let Some(last) = self.last_activity else { return 0.0 };
+        let silence = now.saturating_sub(last).as_secs_f32();
         (2.0 - silence / self.rules.stale_after.as_secs_f32()).clamp(0.0, 1.0)
     }
 
     fn is_unsure(&self) -> bool {
-        let unanswered = self.pace.failures() > 0;
-        !self.based || self.differs || self.verifying || self.gap.is_some() || unanswered
+        let unanswered = self.backoff.failures() > 0;
+        !self.has_base || self.digest_differs || self.verifying || self.gap.is_some() || unanswered
     }
 }

@@ -1,22 +1,22 @@
 //! Fingerprints of the batches applied last.
 //!
-//! Engines without epochs start numbering at zero again when they restart. A number that was applied
-//! before is then either a repetition or another life's; the batch's fingerprint says which.
+//! Engines without epochs number from zero again after a restart. A number that was applied before
+//! is then either a repetition or a batch of another run; the batch's fingerprint tells which.
 
 use std::collections::VecDeque;
 
-/// Beyond any reordering on a network, and 2 KiB a pod.
+/// More than any network reorders, and 2 KiB per pod.
 const KEPT: usize = 256;
 
 /// The fingerprints of the last batches, by number.
 #[derive(Debug, Default)]
 pub(super) struct RecentBatches {
-    /// The number of the first.
+    /// The number of the first fingerprint.
     first: u64,
     fingerprints: VecDeque<Option<u64>>,
 }
 
-/// What is known of a batch whose number was applied before.
+/// How a batch compares with the one of the same number that was applied before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Repetition {
     /// The same batch again.
@@ -28,7 +28,7 @@ pub(super) enum Repetition {
 }
 
 impl RecentBatches {
-    /// Takes in a batch that was applied; numbers come in order.
+    /// Records a batch that was applied; numbers come in order.
     pub(super) fn note(&mut self, sequence: u64, fingerprint: Option<u64>) {
         if self.first.saturating_add(self.fingerprints.len() as u64) != sequence {
             self.fingerprints.clear();
@@ -45,8 +45,8 @@ impl RecentBatches {
 
     /// The fingerprint of a batch, if it is known.
     pub(super) fn get(&self, sequence: u64) -> Option<u64> {
-        let place = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
-        self.fingerprints.get(place).copied().flatten()
+        let position = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
+        self.fingerprints.get(position).copied().flatten()
     }
 
     pub(super) fn compare(&self, sequence: u64, fingerprint: Option<u64>) -> Repetition {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_noted_lately_is_known() {
+    fn only_the_last_256_fingerprints_are_known() {
         let mut recent = RecentBatches::default();
         for sequence in 100..600 {
             recent.note(sequence, Some(sequence * 7));

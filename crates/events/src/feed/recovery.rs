@@ -1,177 +1,146 @@
-//! What a feed needs next, and when it may ask for it.
+//! Recovery: which query a feed sends next, and when.
 
-use super::replies::ReplyFailure;
+use super::query::{PendingQuery, Reply, ReplyFailure};
 use super::{Feed, Rebuild, SourceId};
 use crate::message::{Capabilities, SourceQuery};
 use wornpath_index::Moment;
 
-/// A question that waits for its answer.
-#[derive(Debug)]
-pub(super) struct PendingQuery {
-    pub(super) source: SourceId,
-    /// When it was asked, or something of the answer came.
-    pub(super) at: Moment,
-    pub(super) is_probe: bool,
-    /// For a replay, what has come of it.
-    pub(super) answer: Option<Reply>,
-}
-
-#[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) from: u64,
-    /// What was to be applied next when it was asked for.
-    pub(super) next: u64,
-    /// The highest number that came.
-    pub(super) highest: Option<u64>,
-    /// The highest number of what came and could not be understood.
-    pub(super) unreadable: Option<u64>,
-}
-
-impl PendingQuery {
-    pub(super) fn is_snapshot(&self) -> bool {
-        self.answer.is_none()
-    }
-
-    /// The answer, of which something more has just come.
-    pub(super) fn answer_mut(&mut self, now: Moment) -> Option<&mut Reply> {
-        self.at = now;
-        self.answer.as_mut()
-    }
-}
-
-/// Something to do of the feed's own accord.
+/// An action that a timer triggers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FeedStep {
-    /// Ask a source.
-    Ask(SourceId, SourceQuery),
-    /// Begin anew.
+    /// Send a query to a source.
+    Query(SourceId, SourceQuery),
+    /// Rebuild the pod's state.
     Rebuild(Rebuild),
 }
 
-/// How many times longer a source may take that answers for many pods.
-const TURNS: u32 = 20;
+/// A broker reads for one pod after another, so its replies may take so many times longer.
+const RELAYED_TIMEOUT_FACTOR: u32 = 20;
 
-/// Why something is to be asked.
+/// Why a query is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Recovery {
-    /// There is nothing to go on from.
+    /// There is no state that events can be applied to.
     Base,
-    /// Batches are missing, or it is not known whose they are.
+    /// Batches are missing, or their epoch has to be verified.
     Batches,
-    /// The state is wrong.
+    /// The digest does not match.
     State,
-    /// Nothing is known to be wrong; a silent source is asked whether there was more.
+    /// Nothing is known to be wrong; a silent source may have lost the last batches.
     Probe,
 }
 
 impl Feed {
-    /// What is to be done at `now`, if anything. To be called again until it says nothing.
+    /// The action that is due at `now`, if any. Call it again until it returns `None`.
     pub fn tick(&mut self, now: Moment) -> Option<FeedStep> {
         if self.quarantined_until.is_some_and(|until| now >= until) {
             self.quarantined_until = None;
         }
-        if let Some(rebuild) = self.give_up_recalled(now) {
+        if let Some(rebuild) = self.expire_resumed(now) {
             return Some(FeedStep::Rebuild(rebuild));
         }
-        if self.answer_until().is_some_and(|until| now >= until)
-            && let Some(asked) = self.asked.take()
+        if self.reply_deadline().is_some_and(|until| now >= until)
+            && let Some(query) = self.pending.take()
         {
-            self.fail(&asked, ReplyFailure::Silence);
+            self.fail(&query, ReplyFailure::Timeout);
         }
-        let (need, way, due) = self.need()?;
-        if now < due {
-            return None;
-        }
-        Some(self.take(need, way, now))
+        let next = self.next_recovery()?;
+        (now >= next.due).then(|| self.recover(next, now))
     }
 
-    /// When [`Feed::tick`] may have something to do, if nothing is said before.
+    /// When [`Feed::tick`] has something to do, if no message arrives before.
     #[must_use]
     pub fn next_tick(&self) -> Option<Moment> {
-        let silence = self.answer_until();
-        let need = self.need().map(|(_, _, due)| due);
-        let given_up =
-            self.awaits_confirmation().then(|| self.recalled_until.unwrap_or(Moment::ZERO));
-        [silence, need, self.quarantined_until, given_up].into_iter().flatten().min()
+        let timeout = self.reply_deadline();
+        let recovery = self.next_recovery().map(|next| next.due);
+        let expiry =
+            self.awaits_confirmation().then(|| self.resume_deadline.unwrap_or(Moment::ZERO));
+        [timeout, recovery, self.quarantined_until, expiry].into_iter().flatten().min()
     }
 
-    /// Until when there must be an answer, or more of it. A broker reads for one pod after the other.
-    fn answer_until(&self) -> Option<Moment> {
-        let asked = self.asked.as_ref()?;
-        let source = self.sources.get(asked.source.0);
-        let is_relayed = source.is_some_and(|source| source.abilities.relayed);
-        let turns = if is_relayed { TURNS } else { 1 };
-        Some(asked.at + self.rules.answer_within * turns)
+    /// When the query in flight times out.
+    fn reply_deadline(&self) -> Option<Moment> {
+        let query = self.pending.as_ref()?;
+        let source = self.sources.get(query.source.0);
+        let is_relayed = source.is_some_and(|source| source.capabilities.relayed);
+        let factor = if is_relayed { RELAYED_TIMEOUT_FACTOR } else { 1 };
+        Some(query.at + self.rules.reply_timeout * factor)
     }
 
-    /// The most pressing need for which something can be done, what, and when it is due.
-    fn need(&self) -> Option<(Recovery, RecoveryMethod, Moment)> {
-        let reachable = self.sources.iter().any(|source| source.connected);
-        if self.asked.is_some() || self.quarantined_until.is_some() || !reachable {
+    /// The most urgent recovery that is possible now, and when it is due.
+    fn next_recovery(&self) -> Option<NextRecovery> {
+        let is_connected = self.sources.iter().any(|source| source.connected);
+        if self.pending.is_some() || self.quarantined_until.is_some() || !is_connected {
             return None;
         }
-        let ready = self.pace.ready_at(&self.rules);
-        let (need, due) = if self.differs {
+        let ready = self.last_query.map_or(Moment::ZERO, |last| last + self.backoff.delay());
+        let (reason, due) = if self.digest_differs {
             (Recovery::State, ready)
-        } else if !self.based {
+        } else if !self.has_base {
             (Recovery::Base, ready)
         } else if self.verifying {
             (Recovery::Batches, ready)
         } else if let Some(since) = self.gap {
             (Recovery::Batches, ready.max(since + self.rules.grace))
         } else {
-            (Recovery::Probe, ready.max(self.heard? + self.rules.probe_after))
+            (Recovery::Probe, ready.max(self.last_activity? + self.rules.probe_after))
         };
-        self.way(need).map(|way| (need, way, due))
+        self.method(reason).map(|method| NextRecovery { reason, method, due })
     }
 
-    /// How a need can be met now.
-    fn way(&self, need: Recovery) -> Option<RecoveryMethod> {
-        let replay =
-            self.able(|one| one.replay && !self.replay_useless).map(RecoveryMethod::Replay);
-        let snapshot = self.able(|one| one.snapshot).map(RecoveryMethod::Snapshot);
-        let later = self.can(|one| one.snapshot || (one.replay && !self.replay_useless));
-        match need {
-            Recovery::Base if !self.can_ask() => None,
-            Recovery::Base => snapshot.or(replay).or((!later).then_some(RecoveryMethod::Onward)),
-            Recovery::Batches => replay.or(snapshot).or((!later).then_some(RecoveryMethod::Onward)),
+    /// How to recover now.
+    fn method(&self, reason: Recovery) -> Option<RecoveryMethod> {
+        let replay = self
+            .find_source(|one| one.replay && !self.replay_exhausted)
+            .map(RecoveryMethod::Replay);
+        let snapshot = self.find_source(|one| one.snapshot).map(RecoveryMethod::Snapshot);
+        let is_possible_later =
+            self.can(|one| one.snapshot || (one.replay && !self.replay_exhausted));
+        match reason {
+            Recovery::Base if !self.can_query() => None,
+            Recovery::Base => {
+                snapshot.or(replay).or((!is_possible_later).then_some(RecoveryMethod::Skip))
+            }
+            Recovery::Batches => {
+                replay.or(snapshot).or((!is_possible_later).then_some(RecoveryMethod::Skip))
+            }
             Recovery::State if self.can(|one| one.snapshot) => snapshot,
-            Recovery::State => Some(RecoveryMethod::Afresh),
+            Recovery::State => Some(RecoveryMethod::Rebuild),
             Recovery::Probe => replay,
         }
     }
 
-    fn take(&mut self, need: Recovery, way: RecoveryMethod, now: Moment) -> FeedStep {
-        self.pace.asked(now);
-        let is_probe = need == Recovery::Probe;
-        match way {
+    fn recover(&mut self, next: NextRecovery, now: Moment) -> FeedStep {
+        self.last_query = Some(now);
+        let is_probe = next.reason == Recovery::Probe;
+        match next.method {
             RecoveryMethod::Replay(source) => {
                 self.counters.replays += u64::from(!is_probe);
-                // With the last batch that is known, to see that it is the same.
+                // Includes the last batch applied, to verify that it is the same.
                 let from = self.next.saturating_sub(1);
                 let next = self.next;
-                let answer = Some(Reply { from, next, highest: None, unreadable: None });
-                self.asked = Some(PendingQuery { source, at: now, is_probe, answer });
-                FeedStep::Ask(source, SourceQuery::Replay { from })
+                let reply = Some(Reply { from, next, highest: None, unreadable: None });
+                self.pending = Some(PendingQuery { source, at: now, is_probe, reply });
+                FeedStep::Query(source, SourceQuery::Replay { from })
             }
             RecoveryMethod::Snapshot(source) => {
                 self.counters.snapshots += 1;
-                self.asked = Some(PendingQuery { source, at: now, is_probe, answer: None });
-                FeedStep::Ask(source, SourceQuery::Snapshot)
+                self.pending = Some(PendingQuery { source, at: now, is_probe, reply: None });
+                FeedStep::Query(source, SourceQuery::Snapshot)
             }
-            RecoveryMethod::Afresh => {
+            RecoveryMethod::Rebuild => {
                 self.counters.rebuilds += 1;
-                self.pace.failed();
-                self.forget();
-                self.based = false;
-                FeedStep::Rebuild(Rebuild::ANEW)
+                self.backoff.failed();
+                self.clear_state();
+                self.has_base = false;
+                FeedStep::Rebuild(Rebuild::FROM_START)
             }
-            RecoveryMethod::Onward => self.go_on(),
+            RecoveryMethod::Skip => self.continue_without(),
         }
     }
 
-    /// What is missing cannot be had. Goes on from the last batches that came without a gap.
-    fn go_on(&mut self) -> FeedStep {
+    /// Gives up the missing batches, and continues from the last run of batches without a gap.
+    fn continue_without(&mut self) -> FeedStep {
         let mut from = self.highest.map_or(self.next, |highest| highest.saturating_add(1));
         for sequence in self.early.keys().rev() {
             if sequence.saturating_add(1) != from {
@@ -180,30 +149,42 @@ impl Feed {
             from = *sequence;
         }
         self.counters.rebuilds += 1;
-        self.drop_recalled();
-        self.pace.succeeded();
+        self.drop_resumed();
+        self.backoff.succeeded();
         self.early = self.early.split_off(&from);
         self.recent.clear();
         self.next = from;
-        (self.based, self.verifying, self.replay_useless) = (true, false, false);
-        (self.gap, self.partial) = (None, true);
+        self.has_base = true;
+        self.verifying = false;
+        self.replay_exhausted = false;
+        self.gap = None;
+        self.partial = true;
         FeedStep::Rebuild(Rebuild::From(from))
     }
 
-    /// A source that can be reached and asked.
-    fn able(&self, ability: impl Fn(Capabilities) -> bool) -> Option<SourceId> {
-        let able = |source: &super::FeedSource| source.connected && ability(source.abilities);
-        self.sources.iter().position(able).map(SourceId)
+    /// A connected source with the capability.
+    fn find_source(&self, capability: impl Fn(Capabilities) -> bool) -> Option<SourceId> {
+        let is_able =
+            |source: &super::FeedSource| source.connected && capability(source.capabilities);
+        self.sources.iter().position(is_able).map(SourceId)
     }
 }
 
-/// How a need is met.
+/// A recovery and when it is due.
+#[derive(Clone, Copy)]
+struct NextRecovery {
+    reason: Recovery,
+    method: RecoveryMethod,
+    due: Moment,
+}
+
+/// How a feed recovers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecoveryMethod {
     Replay(SourceId),
     Snapshot(SourceId),
-    /// Forget everything, and see what a replay from the start brings.
-    Afresh,
-    /// Forget everything, and go on without what is missing.
-    Onward,
+    /// Clear the state, and replay from the start.
+    Rebuild,
+    /// Clear the state, and continue without the missing batches.
+    Skip,
 }

@@ -1,194 +1,200 @@
-//! What answers to a feed's questions, and digests, make known.
+//! Replies to a feed's queries, and digests.
 
 use super::epoch::EpochRelation;
+use super::query::{PendingQuery, ReplyFailure};
 use super::recent::Repetition;
-use super::recovery::PendingQuery;
 use super::{BatchAdmission, Feed, Rebuild, SourceId};
 use crate::message::{BatchId, Delivery, EngineDigest};
 use wornpath_index::{Moment, PodDigest};
 
 impl Feed {
-    /// What to do with a batch that answers a replay. The first tells whether the engine is still the one
-    /// that was known: a replay begins with the last batch that was applied.
+    /// Decides what to do with a replayed batch. The first one shows whether the engine has
+    /// restarted: a replay begins with the last batch that was applied.
     pub(super) fn admit_replayed(
         &mut self,
         from: SourceId,
         sequence: u64,
-        heading: BatchId,
+        id: BatchId,
         now: Moment,
     ) -> BatchAdmission {
-        let asked = self.asked.as_mut().filter(|asked| asked.source == from);
-        let Some(answer) = asked.and_then(|asked| asked.answer_mut(now)) else {
+        let query = self.pending.as_mut().filter(|query| query.source == from);
+        let Some(reply) = query.and_then(|query| query.reply_mut(now)) else {
             return self.repeated();
         };
-        let is_first = answer.highest.is_none();
-        answer.highest = answer.highest.max(Some(sequence));
-        if is_first && sequence > answer.from && (self.verifying || sequence > self.next) {
-            return self.out_of_reach(sequence);
+        let is_first = reply.highest.is_none();
+        reply.highest = reply.highest.max(Some(sequence));
+        if is_first && sequence > reply.from && (self.verifying || sequence > self.next) {
+            return self.replay_truncated(sequence);
         }
         if sequence >= self.next {
             return BatchAdmission::Apply;
         }
-        match self.recent.compare(sequence, heading.fingerprint) {
-            Repetition::Other => self.begin_with(sequence),
-            // What is only remembered must be told by the one or the other.
-            Repetition::Unknown if heading.epoch.is_none() && self.awaits_confirmation() => {
-                self.begin_with(sequence)
+        match self.recent.compare(sequence, id.fingerprint) {
+            Repetition::Other => self.start_epoch_at(sequence),
+            // A checkpoint needs an epoch or a fingerprint to be confirmed.
+            Repetition::Unknown if id.epoch.is_none() && self.awaits_confirmation() => {
+                self.start_epoch_at(sequence)
             }
             Repetition::Same | Repetition::Unknown => self.repeated(),
         }
     }
 
-    /// Something of an answer has come, though it has no effect.
-    pub(super) fn answer_goes_on(&mut self, from: SourceId, now: Moment) {
-        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.source == from) {
-            asked.at = now;
+    /// Extends the timeout of a query: a part of its reply has arrived, though it has no effect.
+    pub(super) fn note_reply_progress(&mut self, from: SourceId, now: Moment) {
+        if let Some(query) = self.pending.as_mut().filter(|query| query.source == from) {
+            query.at = now;
         }
     }
 
-    /// The engine keeps only so many batches, and what is wanted is no more among them.
-    fn out_of_reach(&mut self, first: u64) -> BatchAdmission {
-        if self.can(|abilities| abilities.snapshot) {
-            self.replay_useless = true;
-            self.asked = None;
-            return BatchAdmission::PassOver;
+    /// The engine no longer keeps the first of the requested batches.
+    fn replay_truncated(&mut self, first: u64) -> BatchAdmission {
+        if self.can(|capabilities| capabilities.snapshot) {
+            self.replay_exhausted = true;
+            self.pending = None;
+            return BatchAdmission::Skip;
         }
         self.counters.rebuilds += 1;
-        self.drop_recalled();
+        self.drop_resumed();
         self.advance(first);
         self.recent.clear();
-        (self.based, self.verifying, self.partial) = (true, false, true);
+        self.has_base = true;
+        self.verifying = false;
+        self.partial = true;
         BatchAdmission::RebuildAndApply(Rebuild::From(first))
     }
 
-    /// Takes note of a batch that could not be understood while a replay is answered, and tells whether it was gone
-    /// past before. It may be a live one: then it is gone past without asking again, which loses something and makes
-    /// nothing false.
-    pub(super) fn is_gone_past(&mut self, sequence: Option<u64>, now: Moment) -> bool {
-        let answer = self.asked.as_mut().and_then(|asked| asked.answer_mut(now));
-        let Some((answer, sequence)) = answer.zip(sequence) else { return false };
-        answer.unreadable = answer.unreadable.max(Some(sequence));
+    /// Records an undecodable batch during a replay, and returns whether the feed is past it
+    /// already. If it was a live one, the feed moves past it without another query, which loses a
+    /// batch and makes nothing wrong.
+    pub(super) fn is_past_unreadable(&mut self, sequence: Option<u64>, now: Moment) -> bool {
+        let reply = self.pending.as_mut().and_then(|query| query.reply_mut(now));
+        let Some((reply, sequence)) = reply.zip(sequence) else { return false };
+        reply.unreadable = reply.unreadable.max(Some(sequence));
         sequence < self.next
     }
 
-    /// A replay has come to its end.
+    /// A replay is complete.
     pub fn replay_ended(&mut self, from: SourceId, now: Moment) -> Option<Rebuild> {
-        let asked = self.asked.take_if(|asked| asked.source == from && !asked.is_snapshot())?;
-        let answer = asked.answer?;
+        let query = self.pending.take_if(|query| query.source == from && !query.is_snapshot())?;
+        let reply = query.reply?;
         if !self.is_relayed(from) {
-            self.hear(now);
+            self.note_activity(now);
         }
-        self.pace.succeeded();
-        // What cannot be understood does not tell whose it is.
-        let is_known = answer.highest.is_some() || !self.verifying;
-        let Some(highest) = answer.highest.max(answer.unreadable).filter(|_| is_known) else {
+        self.backoff.succeeded();
+        // An undecodable batch does not verify the epoch.
+        let is_verified = reply.highest.is_some() || !self.verifying;
+        let Some(highest) = reply.highest.max(reply.unreadable).filter(|_| is_verified) else {
             if self.next > 0 && self.epoch.is_some() && self.is_relayed(from) {
-                self.store_is_empty(now);
+                self.store_was_emptied(now);
                 return None;
             }
-            // There is nothing from the last batch on: the engine that sent it is gone.
+            // Not even the last batch applied: the engine that sent it is gone.
             if self.next > 0 {
-                return Some(self.begin(None));
+                return Some(self.start_epoch(None));
             }
-            self.based = true;
+            self.has_base = true;
             self.highest = self.early.last_key_value().map(|(sequence, _)| *sequence);
             self.note_gap(now);
             return None;
         };
         self.confirm();
-        (self.based, self.verifying) = (true, false);
+        self.has_base = true;
+        self.verifying = false;
         self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(highest));
         self.note_gap(now);
         if self.next <= highest {
-            // The answer itself has a hole: asking again gives it again.
-            self.replay_useless = true;
-        } else if self.gap.is_some() && self.next == answer.next {
-            self.pace.failed();
+            // The reply itself has a gap: another would have it too.
+            self.replay_exhausted = true;
+        } else if self.gap.is_some() && self.next == reply.next {
+            self.backoff.failed();
         }
         None
     }
 
-    /// A store has lost what it had. The engine holds what it held, and who fills the store does so again; a later
-    /// life would show itself by its epoch.
-    fn store_is_empty(&mut self, now: Moment) {
+    /// A broker was wiped. The engine still holds its blocks, and its relay fills the broker again;
+    /// a restart would show by its epoch.
+    fn store_was_emptied(&mut self, now: Moment) {
         self.note_gap(now);
         if self.gap.is_some() || self.verifying {
-            self.pace.failed();
+            self.backoff.failed();
         }
     }
 
-    /// A source cannot answer.
+    /// A source refused a query.
     pub fn refused(&mut self, from: SourceId) {
-        if let Some(asked) = self.asked.take_if(|asked| asked.source == from) {
-            self.fail(&asked, ReplyFailure::Refused);
+        if let Some(query) = self.pending.take_if(|query| query.source == from) {
+            self.fail(&query, ReplyFailure::Refused);
         }
     }
 
-    pub(super) fn fail(&mut self, asked: &PendingQuery, failure: ReplyFailure) {
+    pub(super) fn fail(&mut self, query: &PendingQuery, failure: ReplyFailure) {
         self.counters.failures += 1;
-        if asked.is_snapshot() || failure == ReplyFailure::Silence {
-            self.pace.failed();
+        if query.is_snapshot() || failure == ReplyFailure::Timeout {
+            self.backoff.failed();
         }
-        // A source that says nothing at all may still have everything when it comes back.
-        let speaks = self.heard.is_some_and(|heard| heard > asked.at);
-        let has_failed = self.pace.failures() >= self.rules.most_failures;
-        let given_up = speaks && has_failed && !asked.is_probe;
-        if !asked.is_snapshot() && (failure == ReplyFailure::Refused || given_up) {
-            self.replay_useless = true;
+        // A source that is silent altogether may still have everything when it returns.
+        let is_alive = self.last_activity.is_some_and(|last| last > query.at);
+        let has_failed = self.backoff.failures() >= self.rules.max_failures;
+        let given_up = is_alive && has_failed && !query.is_probe;
+        if !query.is_snapshot() && (failure == ReplyFailure::Refused || given_up) {
+            self.replay_exhausted = true;
         }
-        if !asked.is_snapshot() && failure == ReplyFailure::Refused {
-            // Nothing was fetched, so the next way need not wait.
-            self.pace.give_back();
+        if !query.is_snapshot() && failure == ReplyFailure::Refused {
+            // It cost the source nothing, so the next query need not wait.
+            self.last_query = None;
         }
     }
 
-    /// Whether a snapshot is to be applied, and what is to be done before.
-    pub fn admit_snapshot(&mut self, heading: BatchId, now: Moment) -> BatchAdmission {
+    /// Decides what to do with a snapshot.
+    pub fn admit_snapshot(&mut self, id: BatchId, now: Moment) -> BatchAdmission {
         if self.is_quarantined(now) {
-            return BatchAdmission::PassOver;
+            return BatchAdmission::Skip;
         }
-        self.asked.take_if(|asked| asked.is_snapshot());
-        let life = self.life(heading.epoch, Delivery::Live, now);
-        if life == EpochRelation::Over {
+        self.pending.take_if(|query| query.is_snapshot());
+        let relation = self.compare_epoch(id.epoch, Delivery::Live, now);
+        if relation == EpochRelation::Outdated {
             self.counters.outdated += 1;
-            return BatchAdmission::PassOver;
+            return BatchAdmission::Skip;
         }
-        self.hear(now);
-        let is_old = heading.sequence.is_some_and(|last| last.saturating_add(1) < self.next);
-        if life == EpochRelation::New || (is_old && self.verifying) {
-            return BatchAdmission::RebuildAndApply(self.begin(heading.epoch));
+        self.note_activity(now);
+        let is_old = id.sequence.is_some_and(|last| last.saturating_add(1) < self.next);
+        if relation == EpochRelation::New || (is_old && self.verifying) {
+            return BatchAdmission::RebuildAndApply(self.start_epoch(id.epoch));
         }
-        self.epoch = self.epoch.or(heading.epoch);
+        self.epoch = self.epoch.or(id.epoch);
         if is_old {
             self.counters.outdated += 1;
-            return BatchAdmission::PassOver;
+            return BatchAdmission::Skip;
         }
         BatchAdmission::Apply
     }
 
-    /// Tells that a snapshot was applied, and how many batches that had come early followed it.
-    pub fn snapshot_applied(&mut self, heading: BatchId, caught_up: usize, now: Moment) {
-        if let Some(last) = heading.sequence {
+    /// Records that a snapshot was applied, and how many early batches after it.
+    pub fn snapshot_applied(&mut self, id: BatchId, caught_up: usize, now: Moment) {
+        if let Some(last) = id.sequence {
             self.numbered = true;
             self.recent.clear();
             self.advance(last.saturating_add(1).saturating_add(caught_up as u64));
             self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(last));
         }
         self.counters.batches += caught_up as u64;
-        self.drop_recalled();
-        (self.based, self.verifying, self.partial) = (true, false, false);
-        // Whether it helped, the next digest says.
-        if !self.differs {
-            self.pace.succeeded();
+        self.drop_resumed();
+        self.has_base = true;
+        self.verifying = false;
+        self.partial = false;
+        // The next digest shows whether it helped.
+        if !self.digest_differs {
+            self.backoff.succeeded();
         }
-        self.cured = self.differs;
-        self.differs = false;
-        self.replay_useless = false;
-        (self.phantom, self.missing) = (0, 0);
+        self.repaired = self.digest_differs;
+        self.digest_differs = false;
+        self.replay_exhausted = false;
+        self.phantom = 0;
+        self.missing = 0;
         self.note_gap(now);
     }
 
-    /// Compares the engine's own sum with ours.
+    /// Compares the engine's digest with the index's.
     pub fn digest(
         &mut self,
         engine: &EngineDigest,
@@ -198,24 +204,24 @@ impl Feed {
         if self.is_quarantined(now) {
             return None;
         }
-        match self.life(engine.epoch, Delivery::Live, now) {
-            EpochRelation::Over => {
+        match self.compare_epoch(engine.epoch, Delivery::Live, now) {
+            EpochRelation::Outdated => {
                 self.counters.outdated += 1;
                 return None;
             }
             EpochRelation::New => {
-                self.hear(now);
-                let rebuild = self.begin(engine.epoch);
+                self.note_activity(now);
+                let rebuild = self.start_epoch(engine.epoch);
                 self.expect_up_to(engine.sequence, now);
                 return Some(rebuild);
             }
-            EpochRelation::Same => self.hear(now),
+            EpochRelation::Same => self.note_activity(now),
         }
         self.epoch = self.epoch.or(engine.epoch);
         match engine.sequence {
             Some(last) if last >= self.next => self.expect_up_to(Some(last), now),
             Some(last) if last.saturating_add(1) < self.next => {
-                // An old digest, or another life that has not said much yet.
+                // A late digest, or one of a new epoch that has few batches yet.
                 self.verifying |= self.epoch.is_none();
             }
             _ => self.compare(engine, ours),
@@ -230,34 +236,26 @@ impl Feed {
     }
 
     fn compare(&mut self, engine: &EngineDigest, ours: &PodDigest) {
-        self.differs = engine.tiers != ours.tiers;
-        if self.differs {
+        self.digest_differs = engine.tiers != ours.tiers;
+        if self.digest_differs {
             self.counters.disagreements += 1;
-            // A state that no snapshot cures is asked for less and less.
-            if self.cured {
-                self.pace.failed();
+            // Snapshots that do not help are requested less and less often.
+            if self.repaired {
+                self.backoff.failed();
             }
         } else {
-            self.pace.succeeded();
-            (self.based, self.partial) = (true, false);
+            self.backoff.succeeded();
+            self.has_base = true;
+            self.partial = false;
             if self.awaits_confirmation() && (engine.sequence.is_some() || !self.numbered) {
-                // The same number and the same blocks: whatever the engine says next follows.
+                // The same number and the same blocks: the engine's next batch follows.
                 self.verifying = false;
                 self.confirm();
             }
         }
-        self.cured = false;
+        self.repaired = false;
         let pairs = || ours.tiers.iter().zip(&engine.tiers);
         self.phantom = pairs().map(|(ours, theirs)| ours.count.saturating_sub(theirs.count)).sum();
         self.missing = pairs().map(|(ours, theirs)| theirs.count.saturating_sub(ours.count)).sum();
     }
-}
-
-/// Why a question has no answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReplyFailure {
-    /// The source says that it cannot.
-    Refused,
-    /// The source says nothing.
-    Silence,
 }

@@ -1,19 +1,17 @@
-//! Where a feed stood, written down; and going on from there once the pod's source has confirmed it.
+//! Resuming from a checkpoint, once the pod's source has confirmed it.
 //!
-//! A feed that recalls holds all live batches and asks as one whose connection was lost: for a replay that begins
-//! with the last batch that is remembered. Until the answer has come, or a digest agrees, its [`FeedStatus`] gives it no
-//! credit at all.
-//!
-//! [`FeedStatus`]: super::Status
+//! A feed that resumes holds all live batches and, as after a lost connection, requests a replay
+//! that begins with the last batch of the checkpoint. Until the reply confirms it, or a digest
+//! matches, the feed's freshness is zero.
 
 use super::{Feed, Rebuild, Resumed};
 use crate::message::Epoch;
 use wornpath_index::Moment;
 
-/// Where a feed stood.
+/// How far a feed's events were applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ResumePoint {
-    /// The engine's life.
+    /// The engine's epoch.
     pub epoch: Option<Epoch>,
     /// The last batch applied, if batches are numbered.
     pub last: Option<u64>,
@@ -22,12 +20,12 @@ pub struct ResumePoint {
 }
 
 impl Feed {
-    /// Where it stands, if that is worth remembering: what is applied is right up to there, and the engine can be
-    /// told from its next life.
+    /// The point to resume from, if there is one: the state is correct up to there, and a restart
+    /// of the engine can be detected.
     #[must_use]
-    pub fn memo(&self) -> Option<ResumePoint> {
-        let is_right = self.based || self.awaits_confirmation();
-        if !is_right || self.differs || self.partial || self.quarantined_until.is_some() {
+    pub fn resume_point(&self) -> Option<ResumePoint> {
+        let is_correct = self.has_base || self.awaits_confirmation();
+        if !is_correct || self.digest_differs || self.partial || self.quarantined_until.is_some() {
             return None;
         }
         let epoch = self.epoch;
@@ -36,56 +34,60 @@ impl Feed {
         }
         let last = self.next.checked_sub(1)?;
         let fingerprint = self.recent.get(last);
-        let is_known = epoch.is_some() || fingerprint.is_some();
-        is_known.then_some(ResumePoint { epoch, last: Some(last), fingerprint })
+        let is_recognizable = epoch.is_some() || fingerprint.is_some();
+        is_recognizable.then_some(ResumePoint { epoch, last: Some(last), fingerprint })
     }
 
-    /// Takes up where an earlier feed of the same pod stood. What that one had applied is in the index already.
-    pub fn recall(&mut self, memo: ResumePoint) {
-        self.epoch = memo.epoch;
-        if let Some(last) = memo.last {
+    /// Resumes from where an earlier feed of the same pod was. The index already holds what that
+    /// one had applied.
+    pub fn resume(&mut self, point: ResumePoint) {
+        self.epoch = point.epoch;
+        if let Some(last) = point.last {
             self.next = last.saturating_add(1);
-            self.recent.note(last, memo.fingerprint);
-            (self.numbered, self.based, self.verifying) = (true, true, true);
+            self.recent.note(last, point.fingerprint);
+            self.numbered = true;
+            self.has_base = true;
+            self.verifying = true;
         }
-        self.recalled = Some(Resumed::Waiting);
+        self.resumed = Some(Resumed::Waiting);
     }
 
-    /// Takes note that what was written down could not be entered into the index.
-    pub fn cannot_recall(&mut self) {
-        self.recalled = Some(Resumed::Dropped);
+    /// Records that a checkpoint could not be restored into the index.
+    pub fn resume_failed(&mut self) {
+        self.resumed = Some(Resumed::Dropped);
     }
 
-    /// What nobody confirms for too long is given up: meanwhile nothing counts that is expected of the pod either.
-    pub(super) fn give_up_recalled(&mut self, now: Moment) -> Option<Rebuild> {
+    /// Drops restored state that no source has confirmed in time: while it waits, speculative
+    /// inserts of the pod do not count either.
+    pub(super) fn expire_resumed(&mut self, now: Moment) -> Option<Rebuild> {
         if !self.awaits_confirmation() {
             return None;
         }
-        let until = *self.recalled_until.get_or_insert(now + self.rules.stale_after);
+        let until = *self.resume_deadline.get_or_insert(now + self.rules.stale_after);
         if now < until {
             return None;
         }
-        self.forget();
-        (self.epoch, self.based, self.numbered) = (None, false, false);
-        Some(Rebuild::ANEW)
+        self.clear_state();
+        self.epoch = None;
+        self.has_base = false;
+        self.numbered = false;
+        Some(Rebuild::FROM_START)
     }
 
-    /// Whether what is there is only remembered.
+    /// Whether the state is restored and unconfirmed.
     pub(super) fn awaits_confirmation(&self) -> bool {
-        self.recalled == Some(Resumed::Waiting)
+        self.resumed == Some(Resumed::Waiting)
     }
 
-    /// The source says what is remembered, or the rest of it.
     pub(super) fn confirm(&mut self) {
         if self.awaits_confirmation() {
-            self.recalled = Some(Resumed::Confirmed);
+            self.resumed = Some(Resumed::Confirmed);
         }
     }
 
-    /// What was remembered is gone.
-    pub(super) fn drop_recalled(&mut self) {
+    pub(super) fn drop_resumed(&mut self) {
         if self.awaits_confirmation() {
-            self.recalled = Some(Resumed::Dropped);
+            self.resumed = Some(Resumed::Dropped);
         }
     }
 }

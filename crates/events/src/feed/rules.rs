@@ -1,48 +1,48 @@
-//! The times and bounds that a feed keeps to.
+//! Timeouts and bounds of a feed.
 
 use std::time::Duration;
 
-/// When a feed does what.
+/// Timeouts and bounds of a feed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FeedRules {
-    /// How long a missing batch may be merely late.
+    /// How long a missing batch may be late before a replay is requested.
     pub grace: Duration,
-    /// The least time between two questions to one pod's sources.
-    pub pause: Duration,
-    /// The pause doubles with every failure, up to this.
-    pub longest_pause: Duration,
-    /// How long an answer may take.
-    pub answer_within: Duration,
-    /// How many replays in a row a source that speaks may leave unanswered before the pod is built anew without them.
-    pub most_failures: u32,
-    /// A source that can replay is asked after so long a silence whether there was more.
+    /// The minimum time between two queries to one pod's sources.
+    pub min_query_interval: Duration,
+    /// The interval doubles with every failure, up to this.
+    pub max_query_interval: Duration,
+    /// How long a reply, or the next part of it, may take.
+    pub reply_timeout: Duration,
+    /// After so many unanswered replays in a row of a live source, the pod is rebuilt without them.
+    pub max_failures: u32,
+    /// A source that can replay is probed for lost batches after so long a silence.
     pub probe_after: Duration,
-    /// After so long without a word, what is known of a pod begins to fade.
+    /// After so long a silence, a pod's freshness begins to decrease.
     pub stale_after: Duration,
-    /// So many batches in a row of time that cannot be understood...
-    pub malformed_most: usize,
-    /// ...within so long...
-    pub malformed_within: Duration,
-    /// ...and the pod's events are passed over for so long.
+    /// More malformed batches than this...
+    pub max_malformed: usize,
+    /// ...within this window...
+    pub malformed_window: Duration,
+    /// ...put the pod into quarantine for so long.
     pub quarantine: Duration,
-    /// Batches that came before their turn, as many as the index keeps for a pod.
-    pub early_most: usize,
+    /// Batches that arrive before their predecessors, as many as the index keeps for a pod.
+    pub max_early: usize,
 }
 
 impl Default for FeedRules {
     fn default() -> Self {
         Self {
             grace: Duration::from_millis(100),
-            pause: Duration::from_secs(1),
-            longest_pause: Duration::from_secs(30),
-            answer_within: Duration::from_millis(1500),
-            most_failures: 3,
+            min_query_interval: Duration::from_secs(1),
+            max_query_interval: Duration::from_secs(30),
+            reply_timeout: Duration::from_millis(1500),
+            max_failures: 3,
             probe_after: Duration::from_secs(1),
             stale_after: Duration::from_secs(30),
-            malformed_most: 16,
-            malformed_within: Duration::from_secs(10),
+            max_malformed: 16,
+            malformed_window: Duration::from_secs(10),
             quarantine: Duration::from_secs(30),
-            early_most: 1 << 10,
+            max_early: 1 << 10,
         }
     }
 }

@@ -1,39 +1,39 @@
-//! What can be told about a pod's events.
+//! The status of a pod's events.
 
 use crate::message::Epoch;
 use std::time::Duration;
 use wornpath_index::Moment;
 
-/// How far a pod's state is known.
+/// How well the index knows a pod's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FeedState {
-    /// Nothing has been heard yet.
+    /// No message has arrived yet.
     Waiting,
-    /// Everything the engine said is applied.
+    /// Everything that the engine published is applied.
     Live,
-    /// Something is missing, or may be; it is being fetched.
+    /// Something is missing, or may be, and is being fetched.
     Unsure,
-    /// What was missing cannot be had. Nothing is there that the engine does not hold, but it may hold
-    /// more.
+    /// Something is missing and cannot be fetched. The index holds nothing that the engine does
+    /// not, but the engine may hold more.
     Partial,
-    /// Nothing was heard for too long.
+    /// No message has arrived for too long.
     Stale,
-    /// Too much could not be understood; the pod's events are passed over for a while.
+    /// Too many batches were malformed; the pod's events are ignored for a while.
     Quarantined,
 }
 
-/// What became of a pod's state that a checkpoint had.
+/// What became of the state that a checkpoint had of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resumed {
-    /// It is there and counts for nothing: the pod's source has not confirmed it yet.
+    /// Restored, and not used before the pod's source confirms it.
     Waiting,
-    /// It was confirmed, and has counted since.
+    /// Confirmed, and used since.
     Confirmed,
-    /// It was refuted or replaced.
+    /// Refuted or replaced.
     Dropped,
 }
 
-/// Things that happened, counted since the pod came.
+/// Counters since the pod was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FeedCounters {
     /// Batches applied.
@@ -42,62 +42,63 @@ pub struct FeedCounters {
     pub blocks: u64,
     /// Batches that had been applied before.
     pub repeated: u64,
-    /// Batches, snapshots and digests of a life that is over.
+    /// Batches, snapshots and digests of an earlier epoch.
     pub outdated: u64,
     /// Batches without a number for a pod whose batches are numbered.
     pub unnumbered: u64,
-    /// Batches that could not be understood.
+    /// Batches that could not be decoded or translated.
     pub malformed: u64,
-    /// Batches that came early, or while an answer was awaited, and found no room.
+    /// Batches that were early or held, and exceeded the bounds.
     pub dropped: u64,
-    /// Times at which batches were found missing.
+    /// Times that batches were found missing.
     pub gaps: u64,
-    /// Replays asked for because something was missing.
+    /// Replays requested because something was missing.
     pub replays: u64,
-    /// Snapshots asked for.
+    /// Snapshots requested.
     pub snapshots: u64,
-    /// Questions that were refused or not answered in time.
+    /// Queries that were refused or timed out.
     pub failures: u64,
-    /// Times at which the pod was built anew because what was missing could not be had.
+    /// Times that the pod's state was cleared because missing batches could not be fetched.
     pub rebuilds: u64,
-    /// New lives of the engine.
+    /// Restarts of the engine.
     pub restarts: u64,
-    /// Digests that did not agree.
+    /// Digests that did not match.
     pub disagreements: u64,
 }
 
-/// Everything about one pod's events at one moment.
+/// The status of one pod's events at one moment.
 #[derive(Clone, Debug)]
 pub struct FeedStatus {
-    /// How far the state is known.
+    /// How well the cache is known.
     pub state: FeedState,
-    /// How much of its cache score a pod should get: 1 when all is known, 0 when nothing is.
+    /// The share of its cache score that a pod should get, from 0 to 1.
     pub confidence: f32,
-    /// The same but for doubts: less than 1 when nothing was heard for too long, down to 0.
+    /// As `confidence`, but only for silence: below 1 when no message has arrived for too long,
+    /// down to 0.
     pub freshness: f32,
-    /// The engine's life, where it is known.
+    /// The engine's epoch, where it is known.
     pub epoch: Option<Epoch>,
     /// The last batch applied.
     pub last_sequence: Option<u64>,
-    /// How many batches are known to exist that are not applied.
+    /// Batches that are known to exist and not applied.
     pub lag: u64,
     /// Event blocks per second, over about the last ten seconds.
     pub rate: f64,
-    /// Time since anything was heard.
+    /// Time since the last message.
     pub age: Option<Duration>,
-    /// Blocks that the pod was credited with and did not hold, by the last digest: at least so many.
+    /// By the last digest, at least so many blocks of the index are not in the pod's cache.
     pub phantom: u64,
-    /// Blocks that the pod held and was not credited with, by the last digest: at least so many.
+    /// By the last digest, at least so many blocks of the pod's cache are not in the index.
     pub missing: u64,
-    /// What became of the state that a checkpoint had, if it had any.
-    pub recalled: Option<Resumed>,
-    /// What happened so far.
+    /// What became of the pod's checkpoint, if there was one.
+    pub resumed: Option<Resumed>,
+    /// Counters since the pod was added.
     pub counters: FeedCounters,
-    /// What was wrong with the last batch that could not be understood.
+    /// Why the last malformed batch was refused.
     pub last_malformed: Option<String>,
 }
 
-/// A rate that forgets: what came counts less the longer ago it was.
+/// An exponentially decaying rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rate {
     value: f64,
@@ -105,16 +106,16 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    const MEMORY: f64 = 10.0;
+    const DECAY_SECONDS: f64 = 10.0;
 
     pub(super) fn note(&mut self, count: u64, now: Moment) {
-        self.value = self.at(now) + count as f64 / Self::MEMORY;
+        self.value = self.at(now) + count as f64 / Self::DECAY_SECONDS;
         self.at = now;
     }
 
     pub(super) fn at(&self, now: Moment) -> f64 {
         let elapsed = now.saturating_sub(self.at).as_secs_f64();
-        self.value * (-elapsed / Self::MEMORY).exp()
+        self.value * (-elapsed / Self::DECAY_SECONDS).exp()
     }
 }
 
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_steady_rate_is_found_and_forgotten() {
+    fn a_steady_rate_converges_and_decays() {
         let mut rate = Rate::default();
         let mut now = Duration::ZERO;
         for _ in 0..6000 {

@@ -1,4 +1,4 @@
-//! Claims about single decisions; `tests/chaos` has them all at once.
+//! Single decisions; `tests/all/chaos` combines them.
 
 use super::*;
 use crate::message::{EngineDigest, SourceHeartbeat, SourceQuery};
@@ -10,53 +10,54 @@ const REPLAY: Capabilities = Capabilities { replay: true, snapshot: false, relay
 const SNAPSHOT: Capabilities = Capabilities { replay: false, snapshot: true, relayed: false };
 const RELAYED: Capabilities = Capabilities { replay: true, snapshot: false, relayed: true };
 
-fn feed(abilities: Capabilities) -> (Feed, SourceId) {
+fn feed(capabilities: Capabilities) -> (Feed, SourceId) {
     let mut feed = Feed::new(FeedRules::default());
-    let source = feed.add_source(abilities);
+    let source = feed.add_source(capabilities);
     feed.connected(source, NOW);
     (feed, source)
 }
 
-fn heading(sequence: u64, fingerprint: u64) -> BatchId {
+fn batch_id(sequence: u64, fingerprint: u64) -> BatchId {
     BatchId { epoch: None, sequence: Some(sequence), fingerprint: Some(fingerprint) }
 }
 
-fn of_life(epoch: u64, sequence: u64) -> BatchId {
-    BatchId { epoch: Some(Epoch(epoch)), ..heading(sequence, epoch << 32 | sequence) }
+fn of_epoch(epoch: u64, sequence: u64) -> BatchId {
+    BatchId { epoch: Some(Epoch(epoch)), ..batch_id(sequence, epoch << 32 | sequence) }
 }
 
-/// Admits a batch and tells the feed what an index would: applied if it is next, else early.
 fn unread(sequence: u64) -> BatchId {
     BatchId { sequence: Some(sequence), ..BatchId::default() }
 }
 
-fn take(feed: &mut Feed, source: SourceId, heading: BatchId, via: Delivery) -> BatchAdmission {
-    let admission = feed.admit(source, heading, via, NOW);
+/// Admits a batch and reports the outcome that an index would have: applied if it is next, else
+/// early.
+fn take(feed: &mut Feed, source: SourceId, id: BatchId, delivery: Delivery) -> BatchAdmission {
+    let admission = feed.admit(source, id, delivery, NOW);
     if matches!(admission, BatchAdmission::Apply | BatchAdmission::RebuildAndApply(_)) {
-        let outcome = match heading.sequence {
+        let outcome = match id.sequence {
             Some(sequence) if sequence > feed.next => Applied::Early { expected: feed.next },
             _ => Applied::Now { caught_up: 0 },
         };
-        feed.applied(heading, outcome, 1, NOW);
+        feed.applied(id, outcome, 1, NOW);
     }
     admission
 }
 
-fn ask(feed: &mut Feed, now: Moment) -> Option<SourceQuery> {
+fn query(feed: &mut Feed, now: Moment) -> Option<SourceQuery> {
     match feed.tick(now)? {
-        FeedStep::Ask(_, ask) => Some(ask),
-        FeedStep::Rebuild(rebuild) => panic!("{rebuild:?} instead of a question"),
+        FeedStep::Query(_, query) => Some(query),
+        FeedStep::Rebuild(rebuild) => panic!("{rebuild:?} instead of a query"),
     }
 }
 
 /// A feed that has applied batches 0 to 9 of a stock engine.
 fn running() -> (Feed, SourceId) {
     let (mut feed, source) = feed(REPLAY);
-    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
+    assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
     assert_eq!(feed.replay_ended(source, NOW), None);
     for sequence in 0..10 {
         assert_eq!(
-            take(&mut feed, source, heading(sequence, sequence), Delivery::Live),
+            take(&mut feed, source, batch_id(sequence, sequence), Delivery::Live),
             BatchAdmission::Apply
         );
     }
@@ -65,88 +66,88 @@ fn running() -> (Feed, SourceId) {
 }
 
 #[test]
-fn a_batch_counts_once_and_one_of_an_earlier_life_never() {
+fn a_batch_is_applied_once_and_one_of_an_earlier_epoch_never() {
     let (mut feed, source) = feed(SNAPSHOT);
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Live), BatchAdmission::Apply);
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Live), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, of_epoch(5, 0), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, of_epoch(5, 0), Delivery::Live), BatchAdmission::Skip);
     assert_eq!(
-        take(&mut feed, source, of_life(6, 0), Delivery::Live),
-        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, of_epoch(6, 0), Delivery::Live),
+        BatchAdmission::RebuildAndApply(Rebuild::FROM_START)
     );
-    assert_eq!(take(&mut feed, source, of_life(5, 1), Delivery::Live), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, of_epoch(5, 1), Delivery::Live), BatchAdmission::Skip);
     let counters = feed.status(NOW).counters;
     assert_eq!((counters.repeated, counters.outdated, counters.restarts), (1, 1, 1));
 }
 
 #[test]
-fn a_number_with_another_batch_than_before_is_a_restart() {
+fn another_batch_under_a_known_number_is_a_restart() {
     let (mut feed, source) = running();
-    assert_eq!(take(&mut feed, source, heading(9, 9), Delivery::Live), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, batch_id(9, 9), Delivery::Live), BatchAdmission::Skip);
     assert_eq!(
-        take(&mut feed, source, heading(0, 77), Delivery::Live),
-        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, batch_id(0, 77), Delivery::Live),
+        BatchAdmission::RebuildAndApply(Rebuild::FROM_START)
     );
     assert_eq!(feed.status(NOW).last_sequence, Some(0));
 }
 
 #[test]
-fn after_a_lost_connection_nothing_counts_until_the_last_batch_is_seen_again() {
+fn after_a_lost_connection_live_batches_are_held_until_the_last_batch_is_replayed() {
     let (mut feed, source) = running();
     assert_eq!(feed.disconnected(source), None);
     feed.connected(source, NOW);
-    assert_eq!(take(&mut feed, source, heading(10, 10), Delivery::Live), BatchAdmission::Hold);
+    assert_eq!(take(&mut feed, source, batch_id(10, 10), Delivery::Live), BatchAdmission::Hold);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
-    assert_eq!(take(&mut feed, source, heading(9, 9), Delivery::Replay), BatchAdmission::PassOver);
+    assert_eq!(query(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    assert_eq!(take(&mut feed, source, batch_id(9, 9), Delivery::Replay), BatchAdmission::Skip);
     assert!(feed.holds());
     assert_eq!(feed.replay_ended(source, later), None);
     assert!(!feed.holds());
 }
 
 #[test]
-fn after_a_lost_connection_another_last_batch_or_none_is_a_restart() {
+fn after_a_lost_connection_a_replay_without_the_last_batch_is_a_restart() {
     let later = NOW + Duration::from_secs(1);
     let (mut feed, source) = running();
     feed.disconnected(source);
     feed.connected(source, NOW);
-    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    assert_eq!(query(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
     assert_eq!(
-        take(&mut feed, source, heading(9, 77), Delivery::Replay),
-        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, batch_id(9, 77), Delivery::Replay),
+        BatchAdmission::RebuildAndApply(Rebuild::FROM_START)
     );
 
     let (mut feed, source) = running();
     feed.disconnected(source);
     feed.connected(source, NOW);
-    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
-    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
+    assert_eq!(query(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::FROM_START));
 }
 
 #[test]
-fn a_gap_may_close_by_itself_before_anything_is_asked() {
+fn a_gap_that_closes_within_the_grace_period_causes_no_query() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(11, 11), Delivery::Live);
+    take(&mut feed, source, batch_id(11, 11), Delivery::Live);
     assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (FeedState::Unsure, 2));
     assert_eq!(feed.tick(NOW), None);
-    feed.admit(source, heading(10, 10), Delivery::Live, NOW);
-    feed.applied(heading(10, 10), Applied::Now { caught_up: 1 }, 1, NOW);
+    feed.admit(source, batch_id(10, 10), Delivery::Live, NOW);
+    feed.applied(batch_id(10, 10), Applied::Now { caught_up: 1 }, 1, NOW);
     assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (FeedState::Live, 0));
     // What had come early is remembered too.
-    assert_eq!(take(&mut feed, source, heading(11, 11), Delivery::Live), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, batch_id(11, 11), Delivery::Live), BatchAdmission::Skip);
 }
 
 #[test]
-fn unanswered_questions_are_asked_less_and_less_and_then_not_waited_for() {
+fn unanswered_replays_are_retried_with_backoff_and_then_given_up() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(11, 11), Delivery::Live);
+    take(&mut feed, source, batch_id(11, 11), Delivery::Live);
     let mut asked = Vec::new();
     let mut now = NOW;
     let rebuild = loop {
         now += Duration::from_millis(100);
         // The engine goes on, so it could answer.
-        feed.admit(source, heading(11, 11), Delivery::Live, now);
+        feed.admit(source, batch_id(11, 11), Delivery::Live, now);
         match feed.tick(now) {
-            Some(FeedStep::Ask(..)) => asked.push(now),
+            Some(FeedStep::Query(..)) => asked.push(now),
             Some(FeedStep::Rebuild(rebuild)) => break rebuild,
             None => {}
         }
@@ -159,9 +160,9 @@ fn unanswered_questions_are_asked_less_and_less_and_then_not_waited_for() {
 }
 
 #[test]
-fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot() {
+fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_repaired_by_a_snapshot() {
     let (mut feed, source) = feed(SNAPSHOT);
-    take(&mut feed, source, of_life(1, 0), Delivery::Live);
+    take(&mut feed, source, of_epoch(1, 0), Delivery::Live);
     let mut engine =
         EngineDigest { epoch: Some(Epoch(1)), sequence: Some(3), ..Default::default() };
     let ours = PodDigest { last_sequence: Some(0), ..PodDigest::default() };
@@ -171,109 +172,105 @@ fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot() {
     engine.tiers[0] = BlockDigest { count: 2, xor: 5 };
     feed.digest(&engine, &ours, NOW);
     assert_eq!((feed.status(NOW).missing, feed.status(NOW).phantom), (2, 0));
-    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Snapshot));
-    assert_eq!(take(&mut feed, source, of_life(1, 1), Delivery::Live), BatchAdmission::Hold);
-    assert_eq!(feed.admit_snapshot(of_life(1, 3), NOW), BatchAdmission::Apply);
-    feed.snapshot_applied(of_life(1, 3), 0, NOW);
+    assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Snapshot));
+    assert_eq!(take(&mut feed, source, of_epoch(1, 1), Delivery::Live), BatchAdmission::Hold);
+    assert_eq!(feed.admit_snapshot(of_epoch(1, 3), NOW), BatchAdmission::Apply);
+    feed.snapshot_applied(of_epoch(1, 3), 0, NOW);
     assert_eq!(feed.status(NOW).state, FeedState::Live);
-    assert_eq!(
-        feed.admit_snapshot(of_life(1, 2), NOW),
-        BatchAdmission::PassOver,
-        "an old snapshot"
-    );
+    assert_eq!(feed.admit_snapshot(of_epoch(1, 2), NOW), BatchAdmission::Skip, "an old snapshot");
 }
 
 #[test]
-fn a_difference_that_snapshots_do_not_cure_is_asked_for_less_and_less() {
+fn snapshots_that_do_not_repair_a_difference_are_requested_with_backoff() {
     let (mut feed, source) = feed(SNAPSHOT);
     let mut engine =
         EngineDigest { epoch: Some(Epoch(1)), sequence: Some(0), ..Default::default() };
     engine.tiers[0].add(9);
-    take(&mut feed, source, of_life(1, 0), Delivery::Live);
+    take(&mut feed, source, of_epoch(1, 0), Delivery::Live);
     let mut snapshots = 0;
     for second in 0..60 {
         let now = NOW + Duration::from_secs(second);
         feed.digest(&engine, &PodDigest::default(), now);
-        if ask(&mut feed, now).is_some() {
+        if query(&mut feed, now).is_some() {
             snapshots += 1;
-            feed.admit_snapshot(of_life(1, 0), now);
-            feed.snapshot_applied(of_life(1, 0), 0, now);
+            feed.admit_snapshot(of_epoch(1, 0), now);
+            feed.snapshot_applied(of_epoch(1, 0), 0, now);
         }
     }
     assert!((4..=8).contains(&snapshots), "{snapshots} in a minute");
 }
 
 #[test]
-fn many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back() {
+fn too_many_malformed_batches_quarantine_a_pod_for_a_while() {
     let (mut feed, source) = running();
-    let most = FeedRules::default().malformed_most;
+    let most = FeedRules::default().max_malformed;
     for _ in 0..most {
         assert_eq!(feed.malformed(BatchId::default(), "bad".to_owned(), NOW), None);
     }
-    assert_eq!(feed.malformed(BatchId::default(), "worse".to_owned(), NOW), Some(Rebuild::ANEW));
+    assert_eq!(
+        feed.malformed(BatchId::default(), "worse".to_owned(), NOW),
+        Some(Rebuild::FROM_START)
+    );
     let status = feed.status(NOW);
     assert_eq!((status.state, status.confidence), (FeedState::Quarantined, 0.0));
     assert_eq!(status.last_malformed.as_deref(), Some("worse"));
-    assert_eq!(take(&mut feed, source, heading(10, 10), Delivery::Live), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, batch_id(10, 10), Delivery::Live), BatchAdmission::Skip);
     let after = NOW + FeedRules::default().quarantine;
-    assert_eq!(ask(&mut feed, after), Some(SourceQuery::Replay { from: 0 }));
+    assert_eq!(query(&mut feed, after), Some(SourceQuery::Replay { from: 0 }));
 }
 
 #[test]
-fn what_could_not_be_understood_is_wanted_again_once_it_is_read_otherwise() {
+fn a_reset_ends_the_quarantine_and_fetches_everything_again() {
     let (mut feed, source) = running();
-    for _ in 0..=FeedRules::default().malformed_most {
+    for _ in 0..=FeedRules::default().max_malformed {
         feed.malformed(BatchId::default(), "another block size".to_owned(), NOW);
     }
     assert_eq!(feed.status(NOW).state, FeedState::Quarantined);
-    assert_eq!(feed.begin_anew(), Rebuild::ANEW);
+    assert_eq!(feed.reset(), Rebuild::FROM_START);
     let status = feed.status(NOW);
     assert_ne!(status.state, FeedState::Quarantined);
     assert_eq!(status.last_malformed, None);
-    assert_eq!(take(&mut feed, source, heading(0, 0), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, batch_id(0, 0), Delivery::Live), BatchAdmission::Apply);
 }
 
 #[test]
-fn batches_without_numbers_are_believed_only_where_no_source_counts() {
+fn unnumbered_batches_are_skipped_once_a_source_numbers_them() {
     let (mut feed, source) = feed(SNAPSHOT);
     let unnumbered = BatchId::default();
     assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::Apply);
     assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::Apply);
-    take(&mut feed, source, of_life(1, 0), Delivery::Live);
-    assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::PassOver);
+    take(&mut feed, source, of_epoch(1, 0), Delivery::Live);
+    assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::Skip);
     assert_eq!(feed.status(NOW).counters.unnumbered, 1);
 }
 
 #[test]
-fn a_replay_nobody_asked_for_has_no_effect() {
+fn an_unrequested_replay_has_no_effect() {
     let (mut feed, source) = running();
-    assert_eq!(
-        take(&mut feed, source, heading(10, 10), Delivery::Replay),
-        BatchAdmission::PassOver
-    );
+    assert_eq!(take(&mut feed, source, batch_id(10, 10), Delivery::Replay), BatchAdmission::Skip);
     assert_eq!(feed.replay_ended(source, NOW), None);
     assert_eq!(feed.status(NOW).last_sequence, Some(9));
 }
 
 #[test]
-fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
+fn a_disconnected_source_gets_no_query() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(20, 20), Delivery::Live);
+    take(&mut feed, source, batch_id(20, 20), Delivery::Live);
     feed.disconnected(source);
     assert_eq!(feed.next_tick(), None);
     assert_eq!(feed.tick(NOW + Duration::from_secs(60)), None);
 }
 
 #[test]
-fn a_batch_that_no_replay_makes_readable_is_gone_past() {
+fn a_batch_that_stays_undecodable_in_a_replay_is_skipped() {
     let (mut feed, source) = running();
     assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
-    take(&mut feed, source, heading(11, 11), Delivery::Live);
+    take(&mut feed, source, batch_id(11, 11), Delivery::Live);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
-    take(&mut feed, source, heading(9, 9), Delivery::Replay);
+    assert_eq!(query(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    take(&mut feed, source, batch_id(9, 9), Delivery::Replay);
     assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), later), None);
-    take(&mut feed, source, heading(11, 11), Delivery::Replay);
+    take(&mut feed, source, batch_id(11, 11), Delivery::Replay);
     assert_eq!(feed.replay_ended(source, later), None);
     let last = later + Duration::from_secs(1);
     assert_eq!(feed.tick(last), Some(FeedStep::Rebuild(Rebuild::From(11))));
@@ -283,24 +280,24 @@ fn a_batch_that_no_replay_makes_readable_is_gone_past() {
 }
 
 #[test]
-fn an_unreadable_batch_of_an_earlier_life_is_missing_to_nobody() {
+fn an_undecodable_batch_of_an_earlier_epoch_is_not_missing() {
     let (mut feed, source) = feed(Capabilities { replay: true, ..Capabilities::default() });
     feed.connected(source, NOW);
-    take(&mut feed, source, of_life(5, 0), Delivery::Live);
-    assert_eq!(feed.malformed(of_life(4, 70), "bad".to_owned(), NOW), None);
+    take(&mut feed, source, of_epoch(5, 0), Delivery::Live);
+    assert_eq!(feed.malformed(of_epoch(4, 70), "bad".to_owned(), NOW), None);
     let status = feed.status(NOW);
     assert_eq!((status.lag, status.counters.malformed, status.counters.outdated), (0, 0, 1));
-    assert_eq!(feed.malformed(of_life(5, 7), "bad".to_owned(), NOW), None);
+    assert_eq!(feed.malformed(of_epoch(5, 7), "bad".to_owned(), NOW), None);
     assert_eq!((feed.status(NOW).lag, feed.status(NOW).counters.gaps), (7, 1));
 }
 
 #[test]
-fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so() {
+fn the_newest_batch_is_skipped_too_if_it_stays_undecodable() {
     let (mut feed, source) = running();
     assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
     let mut now = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
-    take(&mut feed, source, heading(9, 9), Delivery::Replay);
+    assert_eq!(query(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
+    take(&mut feed, source, batch_id(9, 9), Delivery::Replay);
     assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
     assert_eq!(feed.replay_ended(source, now), None);
     assert_eq!(feed.status(now).state, FeedState::Unsure);
@@ -308,35 +305,35 @@ fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so
     assert_eq!(feed.tick(now), Some(FeedStep::Rebuild(Rebuild::From(11))));
     for _ in 0..60 {
         now += FeedRules::default().probe_after;
-        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
+        assert_eq!(query(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
         assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
         assert_eq!(feed.replay_ended(source, now), None);
         let status = feed.status(now);
         assert_eq!((status.state, status.last_sequence), (FeedState::Partial, Some(10)));
         assert_eq!((status.counters.gaps, status.counters.malformed), (1, 2));
     }
-    assert_eq!(take(&mut feed, source, heading(11, 11), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, batch_id(11, 11), Delivery::Live), BatchAdmission::Apply);
     assert_eq!(feed.status(NOW).state, FeedState::Partial);
 }
 
 #[test]
-fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known() {
+fn an_undecodable_batch_does_not_verify_the_epoch() {
     let (mut feed, source) = running();
     feed.disconnected(source);
     feed.connected(source, NOW);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    assert_eq!(query(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
     assert_eq!(feed.malformed(unread(9), "bad".to_owned(), later), None);
-    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
+    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::FROM_START));
 }
 
-/// A feed that has applied batches 0 to 9 of life 5 from a broker.
+/// A feed that has applied batches 0 to 9 of epoch 5 from a broker.
 fn relayed() -> (Feed, SourceId) {
     let (mut feed, source) = feed(RELAYED);
-    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
+    assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
     assert_eq!(feed.replay_ended(source, NOW), None);
     for sequence in 0..10 {
-        take(&mut feed, source, of_life(5, sequence), Delivery::Live);
+        take(&mut feed, source, of_epoch(5, sequence), Delivery::Live);
     }
     assert_eq!(feed.status(NOW).state, FeedState::Live);
     (feed, source)
@@ -351,11 +348,11 @@ fn repeat_the_last(feed: &mut Feed, source: SourceId, end: Moment) {
     let mut now = NOW;
     while now < end {
         now += Duration::from_millis(500);
-        if let Some(SourceQuery::Replay { from }) = ask(feed, now) {
+        if let Some(SourceQuery::Replay { from }) = query(feed, now) {
             assert_eq!(from, 9);
             assert_eq!(
-                feed.admit(source, of_life(5, 9), Delivery::Replay, now),
-                BatchAdmission::PassOver
+                feed.admit(source, of_epoch(5, 9), Delivery::Replay, now),
+                BatchAdmission::Skip
             );
             assert_eq!(feed.replay_ended(source, now), None);
         }
@@ -363,7 +360,7 @@ fn repeat_the_last(feed: &mut Feed, source: SourceId, end: Moment) {
 }
 
 #[test]
-fn a_broker_does_not_vouch_for_who_fills_it() {
+fn replies_of_a_broker_do_not_keep_a_pod_fresh() {
     let (mut feed, source) = relayed();
     let later = NOW + FeedRules::default().stale_after * 2;
     repeat_the_last(&mut feed, source, later);
@@ -375,94 +372,95 @@ fn a_broker_does_not_vouch_for_who_fills_it() {
 }
 
 #[test]
-fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
+fn heartbeats_keep_an_idle_pod_fresh_and_reveal_a_lost_tail() {
     let (mut feed, _) = relayed();
     let later = NOW + FeedRules::default().stale_after * 2;
-    assert_eq!(feed.beat(beat(5, 10), later), None);
+    assert_eq!(feed.heartbeat(beat(5, 10), later), None);
     assert_eq!((feed.status(later).state, feed.status(later).lag), (FeedState::Live, 0));
-    assert_eq!(feed.beat(beat(5, 12), later), None);
+    assert_eq!(feed.heartbeat(beat(5, 12), later), None);
     assert_eq!((feed.status(later).state, feed.status(later).lag), (FeedState::Unsure, 2));
     // An engine that restarted and has said nothing yet holds nothing.
-    assert_eq!(feed.beat(beat(6, 0), later), Some(Rebuild::ANEW));
+    assert_eq!(feed.heartbeat(beat(6, 0), later), Some(Rebuild::FROM_START));
     assert_eq!(feed.status(later).last_sequence, None);
-    assert_eq!(feed.beat(beat(5, 10), later), None);
+    assert_eq!(feed.heartbeat(beat(5, 10), later), None);
     assert_eq!(feed.status(later).counters.outdated, 1);
 }
 
 #[test]
-fn a_life_that_is_over_does_not_keep_a_pod_fresh() {
-    for abilities in [RELAYED, SNAPSHOT] {
-        let (mut feed, source) = feed(abilities);
-        take(&mut feed, source, of_life(5, 0), Delivery::Live);
+fn messages_of_an_earlier_epoch_do_not_keep_a_pod_fresh() {
+    for capabilities in [RELAYED, SNAPSHOT] {
+        let (mut feed, source) = feed(capabilities);
+        take(&mut feed, source, of_epoch(5, 0), Delivery::Live);
         let later = NOW + Duration::from_secs(20);
         // Who posts is connected anew with every post.
         feed.connected(source, later);
-        assert_eq!(
-            feed.admit(source, of_life(4, 1), Delivery::Live, later),
-            BatchAdmission::PassOver
-        );
-        assert_eq!(feed.admit_snapshot(of_life(4, 1), later), BatchAdmission::PassOver);
+        assert_eq!(feed.admit(source, of_epoch(4, 1), Delivery::Live, later), BatchAdmission::Skip);
+        assert_eq!(feed.admit_snapshot(of_epoch(4, 1), later), BatchAdmission::Skip);
         let digest = EngineDigest { epoch: Some(Epoch(4)), ..Default::default() };
         assert_eq!(feed.digest(&digest, &PodDigest::default(), later), None);
-        assert_eq!((feed.started(Epoch(4), later), feed.beat(beat(4, 9), later)), (None, None));
+        assert_eq!(
+            (feed.started(Epoch(4), later), feed.heartbeat(beat(4, 9), later)),
+            (None, None)
+        );
         assert_eq!(feed.status(later).age, Some(later - NOW));
     }
 }
 
 #[test]
-fn an_earlier_life_that_speaks_on_while_the_known_one_is_silent_is_the_one_that_lives() {
+fn an_earlier_epoch_replaces_the_current_one_that_is_silent_for_too_long() {
     let (mut feed, source) = relayed();
     let stale_after = FeedRules::default().stale_after;
     let second = Duration::from_secs(1);
-    assert_eq!(feed.beat(beat(4, 3), NOW + second), None);
-    assert_eq!(feed.beat(beat(5, 10), NOW + second * 2), None, "the known one speaks again");
-    assert_eq!(feed.beat(beat(4, 3), NOW + stale_after), None);
-    assert_eq!(feed.beat(beat(3, 3), NOW + stale_after * 2), None, "an even earlier one");
+    assert_eq!(feed.heartbeat(beat(4, 3), NOW + second), None);
+    assert_eq!(feed.heartbeat(beat(5, 10), NOW + second * 2), None, "the known one speaks again");
+    assert_eq!(feed.heartbeat(beat(4, 3), NOW + stale_after), None);
+    assert_eq!(feed.heartbeat(beat(3, 3), NOW + stale_after * 2), None, "an even earlier one");
     let now = NOW + stale_after * 2 + second;
-    assert_eq!(feed.beat(beat(4, 3), now), Some(Rebuild::ANEW));
+    assert_eq!(feed.heartbeat(beat(4, 3), now), Some(Rebuild::FROM_START));
     assert_eq!((feed.status(now).epoch, feed.status(now).lag), (Some(Epoch(4)), 3));
-    // What the broker still has of the one that fell silent changes nothing; a word of its own does.
-    assert_eq!(ask(&mut feed, now + second), Some(SourceQuery::Replay { from: 0 }));
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Replay), BatchAdmission::PassOver);
-    assert_eq!(take(&mut feed, source, of_life(4, 0), Delivery::Replay), BatchAdmission::Apply);
-    assert_eq!(feed.beat(beat(5, 10), now + second), Some(Rebuild::ANEW));
+    // What the broker still has of the one that fell silent changes nothing; a word of its own
+    // does.
+    assert_eq!(query(&mut feed, now + second), Some(SourceQuery::Replay { from: 0 }));
+    assert_eq!(take(&mut feed, source, of_epoch(5, 0), Delivery::Replay), BatchAdmission::Skip);
+    assert_eq!(take(&mut feed, source, of_epoch(4, 0), Delivery::Replay), BatchAdmission::Apply);
+    assert_eq!(feed.heartbeat(beat(5, 10), now + second), Some(Rebuild::FROM_START));
 }
 
 #[test]
-fn a_broker_that_was_wiped_takes_nothing_from_what_is_known() {
+fn a_wiped_broker_does_not_clear_the_state() {
     let (mut feed, source) = relayed();
     let mut now = NOW;
     for _ in 0..5 {
         now += Duration::from_secs(2);
-        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
+        assert_eq!(query(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
         assert_eq!(feed.replay_ended(source, now), None);
         assert_eq!(feed.status(now).last_sequence, Some(9));
     }
     assert_eq!((feed.status(now).state, feed.status(now).counters.restarts), (FeedState::Live, 0));
-    assert_eq!(take(&mut feed, source, of_life(5, 10), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, of_epoch(5, 10), Delivery::Live), BatchAdmission::Apply);
     // What was missed is still missing, and asked for until it is there again.
-    feed.beat(beat(5, 12), now);
+    feed.heartbeat(beat(5, 12), now);
     for _ in 0..5 {
         now += Duration::from_secs(2);
-        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
+        assert_eq!(query(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
         assert_eq!(feed.replay_ended(source, now), None);
         assert_eq!(feed.status(now).state, FeedState::Unsure);
     }
     now += Duration::from_secs(2);
-    assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
-    take(&mut feed, source, of_life(5, 10), Delivery::Replay);
-    take(&mut feed, source, of_life(5, 11), Delivery::Replay);
+    assert_eq!(query(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
+    take(&mut feed, source, of_epoch(5, 10), Delivery::Replay);
+    take(&mut feed, source, of_epoch(5, 11), Delivery::Replay);
     assert_eq!(feed.replay_ended(source, now), None);
     assert_eq!(feed.status(NOW).state, FeedState::Live);
 }
 
 #[test]
-fn the_greatest_numbers_of_all_are_numbers_like_others() {
-    for abilities in [REPLAY, SNAPSHOT, RELAYED, Capabilities::default()] {
-        let (mut feed, source) = feed(abilities);
+fn the_highest_sequence_numbers_do_not_overflow() {
+    for capabilities in [REPLAY, SNAPSHOT, RELAYED, Capabilities::default()] {
+        let (mut feed, source) = feed(capabilities);
         for sequence in [u64::MAX - 1, u64::MAX, u64::MAX, 0, u64::MAX] {
-            take(&mut feed, source, of_life(u64::MAX, sequence), Delivery::Live);
-            feed.beat(beat(u64::MAX, u64::MAX), NOW);
+            take(&mut feed, source, of_epoch(u64::MAX, sequence), Delivery::Live);
+            feed.heartbeat(beat(u64::MAX, u64::MAX), NOW);
             feed.malformed(unread(u64::MAX), "bad".to_owned(), NOW);
             let digest = EngineDigest { sequence: Some(u64::MAX), ..Default::default() };
             feed.digest(&digest, &PodDigest::default(), NOW);
@@ -471,11 +469,11 @@ fn the_greatest_numbers_of_all_are_numbers_like_others() {
         for second in 0..60 {
             let now = NOW + Duration::from_secs(second);
             let _ = feed.status(now);
-            if let Some(FeedStep::Ask(..)) = feed.tick(now) {
-                take(&mut feed, source, of_life(u64::MAX, u64::MAX), Delivery::Replay);
+            if let Some(FeedStep::Query(..)) = feed.tick(now) {
+                take(&mut feed, source, of_epoch(u64::MAX, u64::MAX), Delivery::Replay);
                 feed.replay_ended(source, now);
-                feed.admit_snapshot(of_life(u64::MAX, u64::MAX), now);
-                feed.snapshot_applied(of_life(u64::MAX, u64::MAX), 1, now);
+                feed.admit_snapshot(of_epoch(u64::MAX, u64::MAX), now);
+                feed.snapshot_applied(of_epoch(u64::MAX, u64::MAX), 1, now);
             }
             let _ = feed.status(now);
         }

@@ -1,7 +1,8 @@
-//! Which life of each pod was heard last, so that a sidecar whose clock was set back can be told.
+//! The latest epoch of each pod, to notify sidecars whose clock was set back.
 //!
-//! Its reports have no effect, and it cannot know. But a late word of a process that ends is outdated too, and must not
-//! come to life again: so nobody is told while the later life speaks.
+//! Reports of an earlier epoch have no effect, which their sidecar cannot know. But a late report
+//! of a process that ends is outdated too, and that process must not start a new epoch. So a
+//! sidecar is notified only once the later one is silent.
 
 use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
@@ -17,16 +18,17 @@ const SILENT_AFTER: Duration = Duration::from_secs(5);
 pub(super) struct LatestEpochs(Mutex<BTreeMap<PodName, (Epoch, Instant)>>);
 
 impl LatestEpochs {
-    /// Takes note of a report. The epoch by which it is outdated, if its sender should choose a greater one.
+    /// Records a report. Returns the epoch that outdates it, if its sender should choose a greater
+    /// one.
     pub(super) fn note(
         &self,
         pod: &PodName,
-        said: &[SourceMessage],
+        messages: &[SourceMessage],
         now: Instant,
     ) -> Option<Epoch> {
-        let epoch = said.iter().find_map(epoch)?;
-        let mut lives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lives.entry(Arc::clone(pod)).or_insert((epoch, now));
+        let epoch = messages.iter().find_map(epoch)?;
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = latest.entry(Arc::clone(pod)).or_insert((epoch, now));
         if epoch >= known.0 {
             *known = (epoch, now);
             return None;
@@ -35,11 +37,9 @@ impl LatestEpochs {
     }
 }
 
-fn epoch(said: &SourceMessage) -> Option<Epoch> {
-    match said {
-        SourceMessage::Batch { heading, .. } | SourceMessage::Snapshot { heading, .. } => {
-            heading.epoch
-        }
+fn epoch(message: &SourceMessage) -> Option<Epoch> {
+    match message {
+        SourceMessage::Batch { id, .. } | SourceMessage::Snapshot { id, .. } => id.epoch,
         SourceMessage::Digest(digest) => digest.epoch,
         SourceMessage::Started(epoch) => Some(*epoch),
         _ => None,
@@ -51,14 +51,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_earlier_life_is_told_so_once_the_later_one_is_silent() {
-        let (lives, pod, start) = (LatestEpochs::default(), PodName::from("a"), Instant::now());
+    fn an_earlier_epoch_is_notified_once_the_later_one_is_silent() {
+        let latest = LatestEpochs::default();
+        let pod = PodName::from("a");
+        let start = Instant::now();
         let note = |epoch, seconds| {
-            let said = [SourceMessage::Connected, SourceMessage::Started(Epoch(epoch))];
-            lives.note(&pod, &said, start + Duration::from_secs(seconds))
+            let messages = [SourceMessage::Connected, SourceMessage::Started(Epoch(epoch))];
+            latest.note(&pod, &messages, start + Duration::from_secs(seconds))
         };
         assert_eq!((note(7, 0), note(7, 4)), (None, None));
-        assert_eq!(note(6, 8), None, "the later one spoke a moment ago");
+        assert_eq!(note(6, 8), None, "the later one reported a moment ago");
         assert_eq!(note(6, 9), Some(Epoch(7)));
         assert_eq!((note(8, 10), note(7, 11)), (None, None));
     }

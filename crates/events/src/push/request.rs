@@ -1,9 +1,9 @@
-//! What a pushed request says: from a path and its JSON to typed events, without I/O.
+//! Parses a pushed request: from a path and its JSON to typed messages, without I/O.
 
 use crate::message::{BatchId, Delivery, EngineDigest, Epoch, SourceMessage};
 use crate::transport::PodName;
 use crate::wire::{
-    DecodeNotice, ExtraKeysBuffer, WireBatch, WireEvent, WireExtraKey, WireRemoved, WireStored,
+    ExtraKeysBuffer, GroupAttention, WireBatch, WireEvent, WireExtraKey, WireRemoved, WireStored,
     tier_by_name,
 };
 use serde::Deserialize;
@@ -13,31 +13,31 @@ use wornpath_index::{BlockDigest, EngineHash, Tier};
 /// Why a request was refused. The sidecar is at fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
-    /// There is nothing at this path.
+    /// The path is unknown.
     #[error(
-        "{path}: found no such path, expected /events/ and register, stored, evicted, sync, digest or \
-         bye, or /internal/ and eviction or sync"
+        "unknown path {path}; use /events/ and register, stored, evicted, sync, digest or bye, or /internal/ \
+         and eviction or sync"
     )]
     Path {
-        /// What was asked for.
+        /// The request's path.
         path: String,
     },
-    /// The body is not what it should be.
+    /// The body is not the expected JSON.
     #[error("{path}: {problem}")]
     Json {
-        /// What was asked for.
+        /// The request's path.
         path: String,
         /// What is wrong, and where.
         problem: String,
     },
-    /// Without this field the request means nothing.
-    #[error("{path}: found no `{field}`, expected {expected}")]
+    /// A required field is missing.
+    #[error("{path}: missing field `{field}`; expected {expected}")]
     Missing {
-        /// What was asked for.
+        /// The request's path.
         path: String,
-        /// The absent field.
+        /// The missing field.
         field: &'static str,
-        /// What belongs there.
+        /// What is valid there.
         expected: &'static str,
     },
 }
@@ -48,20 +48,20 @@ struct JsonBody {
     pod: String,
     epoch: Option<u64>,
     sequence: Option<u64>,
-    stored: Option<Vec<DigestRun>>,
+    stored: Option<Vec<JsonStored>>,
     #[serde(alias = "evicted_hashes")]
-    evicted: Option<Vec<JsonPodName>>,
+    evicted: Option<Vec<JsonHash>>,
     #[serde(alias = "active_hashes")]
-    active: Option<Vec<JsonPodName>>,
+    active: Option<Vec<JsonHash>>,
     tier: Option<TierName>,
     tiers: Option<BTreeMap<TierName, JsonDigest>>,
 }
 
-/// Blocks that follow each other.
+/// Consecutive blocks of a prompt.
 #[derive(Deserialize)]
-struct DigestRun {
-    hashes: Vec<JsonPodName>,
-    parent: Option<JsonPodName>,
+struct JsonStored {
+    hashes: Vec<JsonHash>,
+    parent: Option<JsonHash>,
     #[serde(default)]
     tokens: Vec<u32>,
     #[serde(default)]
@@ -74,30 +74,31 @@ struct DigestRun {
 #[derive(Deserialize)]
 struct JsonDigest {
     count: u64,
-    xor: JsonPodName,
+    xor: JsonHash,
 }
 
-/// An engine's hash: a number of either sign, or hexadecimal digits of any even number.
+/// An engine's hash: an integer of either sign, or hexadecimal digits of which the last sixteen
+/// count.
 #[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "JsonEvent")]
-struct JsonPodName(EngineHash);
+#[serde(try_from = "HashLiteral")]
+struct JsonHash(EngineHash);
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a hash as a number or as hexadecimal digits")]
-enum JsonEvent {
+enum HashLiteral {
     Unsigned(u64),
     Signed(i64),
     Digits(String),
 }
 
-impl TryFrom<JsonEvent> for JsonPodName {
+impl TryFrom<HashLiteral> for JsonHash {
     type Error = String;
 
-    fn try_from(written: JsonEvent) -> Result<Self, String> {
+    fn try_from(written: HashLiteral) -> Result<Self, String> {
         Ok(Self(match written {
-            JsonEvent::Unsigned(hash) => hash.into(),
-            JsonEvent::Signed(hash) => hash.into(),
-            JsonEvent::Digits(digits) => {
+            HashLiteral::Unsigned(hash) => hash.into(),
+            HashLiteral::Signed(hash) => hash.into(),
+            HashLiteral::Digits(digits) => {
                 let plain = digits.strip_prefix("0x").unwrap_or(&digits);
                 let is_hex = !plain.is_empty() && plain.bytes().all(|one| one.is_ascii_hexdigit());
                 let tail = plain.len().saturating_sub(16);
@@ -120,33 +121,33 @@ impl TryFrom<String> for TierName {
     }
 }
 
-/// What a request says.
+/// The messages of a request.
 #[derive(Clone, Debug)]
 pub struct PushedMessage {
     /// The pod it is about.
     pub pod: PodName,
-    /// What is said, in order.
-    pub said: Vec<SourceMessage>,
+    /// In order.
+    pub messages: Vec<SourceMessage>,
 }
 
 impl PushedMessage {
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
-    /// There is no such path, or its body is not what it should be.
+    /// The path is unknown, or the body is not the expected JSON.
     pub fn parse(path: &str, body: &[u8]) -> Result<Self, PushError> {
-        let meaning = meaning(path)?;
+        let parse = parser(path)?;
         let body: JsonBody = serde_json::from_slice(body).map_err(|error| PushError::Json {
             path: path.to_owned(),
             problem: error.to_string(),
         })?;
-        Ok(Self { said: meaning(&body, path)?, pod: body.pod.into() })
+        Ok(Self { messages: parse(&body, path)?, pod: body.pod.into() })
     }
 }
 
-type JsonMeaning = fn(&JsonBody, &str) -> Result<Vec<SourceMessage>, PushError>;
+type Parser = fn(&JsonBody, &str) -> Result<Vec<SourceMessage>, PushError>;
 
-fn meaning(path: &str) -> Result<JsonMeaning, PushError> {
+fn parser(path: &str) -> Result<Parser, PushError> {
     Ok(match path {
         "/events/register" => |body, _| Ok(register(body)),
         "/events/stored" => stored,
@@ -159,7 +160,7 @@ fn meaning(path: &str) -> Result<JsonMeaning, PushError> {
 }
 
 impl JsonBody {
-    fn heading(&self) -> BatchId {
+    fn id(&self) -> BatchId {
         BatchId { epoch: self.epoch.map(Epoch), sequence: self.sequence, fingerprint: None }
     }
 
@@ -177,10 +178,11 @@ fn register(body: &JsonBody) -> Vec<SourceMessage> {
 }
 
 fn stored(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
-    let runs = body.stored.as_deref().ok_or(missing(path, "stored", "a list of stored blocks"))?;
+    let stored =
+        body.stored.as_deref().ok_or(missing(path, "stored", "a list of stored blocks"))?;
     let mut batch = Box::<WireBatch>::default();
-    runs.iter().for_each(|run| push_run(&mut batch, run));
-    Ok(vec![SourceMessage::Batch { heading: body.heading(), via: Delivery::Live, batch }])
+    stored.iter().for_each(|one| push_stored(&mut batch, one));
+    Ok(vec![SourceMessage::Batch { id: body.id(), delivery: Delivery::Live, batch }])
 }
 
 fn evicted(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
@@ -188,22 +190,22 @@ fn evicted(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError>
     let mut batch = Box::<WireBatch>::default();
     let blocks = hashes(names);
     batch.push(WireEvent::Removed(WireRemoved { blocks: &blocks, tier: body.tier(), group: None }));
-    Ok(vec![SourceMessage::Batch { heading: body.heading(), via: Delivery::Live, batch }])
+    Ok(vec![SourceMessage::Batch { id: body.id(), delivery: Delivery::Live, batch }])
 }
 
 fn sync(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
     let mut batch = Box::<WireBatch>::default();
     match (&body.stored, &body.active) {
         (None, None) => return Err(missing(path, "active", "a list of hashes, or `stored`")),
-        (runs, names) => {
-            runs.iter().flatten().for_each(|run| push_run(&mut batch, run));
-            // Of bare names it is not known which follows which, so each stands for itself.
+        (stored, names) => {
+            stored.iter().flatten().for_each(|one| push_stored(&mut batch, one));
+            // The order of bare hashes is unknown, so each is a store of its own.
             for name in names.iter().flatten() {
                 batch.push(WireEvent::Stored(named(&[name.0], body.tier())));
             }
         }
     }
-    Ok(vec![SourceMessage::Snapshot { heading: body.heading(), batch }])
+    Ok(vec![SourceMessage::Snapshot { id: body.id(), batch }])
 }
 
 fn digest(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
@@ -212,24 +214,24 @@ fn digest(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> 
     for (tier, sum) in sums {
         tiers[tier.0 as usize] = BlockDigest { count: sum.count, xor: sum.xor.0.0 };
     }
-    let BatchId { epoch, sequence, .. } = body.heading();
+    let BatchId { epoch, sequence, .. } = body.id();
     Ok(vec![SourceMessage::Digest(EngineDigest { epoch, sequence, tiers })])
 }
 
-fn push_run(batch: &mut WireBatch, run: &DigestRun) {
-    let blocks = hashes(&run.hashes);
-    let keys = with_salt(run.salt.as_deref().filter(|_| run.parent.is_none()), blocks.len());
+fn push_stored(batch: &mut WireBatch, one: &JsonStored) {
+    let blocks = hashes(&one.hashes);
+    let keys = with_salt(one.salt.as_deref().filter(|_| one.parent.is_none()), blocks.len());
     batch.push(WireEvent::Stored(WireStored {
-        parent: run.parent.map(|parent| parent.0),
-        tokens: &run.tokens,
-        block_size: run.block_size,
-        lora_name: run.lora.as_deref(),
+        parent: one.parent.map(|parent| parent.0),
+        tokens: &one.tokens,
+        block_size: one.block_size,
+        lora_name: one.lora.as_deref(),
         extra_keys: keys.keys(),
-        ..named(&blocks, run.tier.map_or(Tier::Gpu, |tier| tier.0))
+        ..named(&blocks, one.tier.map_or(Tier::Gpu, |tier| tier.0))
     }));
 }
 
-/// A salt keys the first of some blocks, if they are the first of a prompt.
+/// The extra keys of blocks at the start of a prompt: a salt keys the first one.
 pub(super) fn with_salt(salt: Option<&str>, blocks: usize) -> ExtraKeysBuffer {
     let mut keys = ExtraKeysBuffer::default();
     if let Some(salt) = salt {
@@ -239,7 +241,7 @@ pub(super) fn with_salt(salt: Option<&str>, blocks: usize) -> ExtraKeysBuffer {
     keys
 }
 
-/// Blocks of which nothing is known but their names.
+/// A store of which only the hashes are known.
 pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> WireStored<'_> {
     WireStored {
         blocks,
@@ -251,11 +253,11 @@ pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> WireStored<'_> {
         tier,
         extra_keys: Default::default(),
         group: None,
-        attention: DecodeNotice::Unsaid,
+        attention: GroupAttention::Unspecified,
     }
 }
 
-fn hashes(names: &[JsonPodName]) -> Vec<EngineHash> {
+fn hashes(names: &[JsonHash]) -> Vec<EngineHash> {
     names.iter().map(|name| name.0).collect()
 }
 
@@ -263,21 +265,22 @@ fn hashes(names: &[JsonPodName]) -> Vec<EngineHash> {
 mod tests {
     use super::*;
 
-    fn one(path: &str, body: &str) -> (PodName, SourceMessage) {
-        let PushedMessage { pod, mut said } = PushedMessage::parse(path, body.as_bytes()).unwrap();
-        assert_eq!(said.len(), 1);
-        (pod, said.remove(0))
+    fn parse_one(path: &str, body: &str) -> (PodName, SourceMessage) {
+        let PushedMessage { pod, mut messages } =
+            PushedMessage::parse(path, body.as_bytes()).unwrap();
+        assert_eq!(messages.len(), 1);
+        (pod, messages.remove(0))
     }
 
     #[test]
-    fn stores_carry_everything_a_chain_needs() {
-        let (pod, said) = one(
+    fn a_store_has_everything_that_a_chain_needs() {
+        let (pod, messages) = parse_one(
             "/events/stored",
             r#"{"pod": "a", "epoch": 3, "sequence": 9, "stored": [{"hashes": [1, "0x2", -1],
                "tokens": [5, 5, 6, 6, 7, 7], "block_size": 2, "tier": "cpu", "salt": "t"}]}"#,
         );
-        let SourceMessage::Batch { heading, batch, .. } = said else { panic!("{said:?}") };
-        assert_eq!((&*pod, heading.epoch, heading.sequence), ("a", Some(Epoch(3)), Some(9)));
+        let SourceMessage::Batch { id, batch, .. } = messages else { panic!("{messages:?}") };
+        assert_eq!((&*pod, id.epoch, id.sequence), ("a", Some(Epoch(3)), Some(9)));
         let Some(WireEvent::Stored(stored)) = batch.events().next() else { panic!() };
         assert_eq!(stored.blocks, [1, 2, u64::MAX].map(EngineHash));
         assert_eq!((stored.tokens, stored.block_size), (&[5, 5, 6, 6, 7, 7][..], 2));
@@ -286,54 +289,55 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_keys_the_first_block_of_a_prompt_and_none_that_goes_on() {
-        let (_, said) = one(
+    fn a_salt_keys_the_first_block_of_a_prompt_and_no_later_one() {
+        let (_, messages) = parse_one(
             "/events/stored",
             r#"{"pod": "a", "stored": [{"hashes": [2], "parent": 1, "tokens": [6, 6], "block_size": 2,
                "salt": "t"}]}"#,
         );
-        let SourceMessage::Batch { batch, .. } = said else { panic!("{said:?}") };
+        let SourceMessage::Batch { batch, .. } = messages else { panic!("{messages:?}") };
         let Some(WireEvent::Stored(stored)) = batch.events().next() else { panic!() };
         assert_eq!((stored.parent, stored.extra_keys.len()), (Some(EngineHash(1)), 0));
     }
 
     #[test]
     fn the_older_paths_mean_the_same() {
-        let (pod, said) =
-            one("/internal/eviction", r#"{"worker_id": "b", "evicted_hashes": ["ff", 7]}"#);
-        let SourceMessage::Batch { batch, heading, .. } = said else { panic!("{said:?}") };
-        assert_eq!((&*pod, heading), ("b", BatchId::default()));
+        let (pod, messages) =
+            parse_one("/internal/eviction", r#"{"worker_id": "b", "evicted_hashes": ["ff", 7]}"#);
+        let SourceMessage::Batch { batch, id, .. } = messages else { panic!("{messages:?}") };
+        assert_eq!((&*pod, id), ("b", BatchId::default()));
         let expected =
             WireRemoved { blocks: &[EngineHash(255), EngineHash(7)], tier: Tier::Gpu, group: None };
         assert!(batch.events().eq([WireEvent::Removed(expected)]));
 
-        let (_, said) = one("/internal/sync", r#"{"worker_id": "b", "active_hashes": [4, 5]}"#);
-        let SourceMessage::Snapshot { batch, .. } = said else { panic!("{said:?}") };
+        let (_, messages) =
+            parse_one("/internal/sync", r#"{"worker_id": "b", "active_hashes": [4, 5]}"#);
+        let SourceMessage::Snapshot { batch, .. } = messages else { panic!("{messages:?}") };
         assert_eq!(batch.len(), 2);
     }
 
     #[test]
-    fn a_digest_is_read_by_tier() {
-        let (_, said) = one(
+    fn a_digest_is_parsed_by_tier() {
+        let (_, messages) = parse_one(
             "/events/digest",
             r#"{"pod": "a", "sequence": 1, "tiers": {"GPU": {"count": 2, "xor": "3"}}}"#,
         );
-        let SourceMessage::Digest(digest) = said else { panic!("{said:?}") };
+        let SourceMessage::Digest(digest) = messages else { panic!("{messages:?}") };
         assert_eq!(digest.tiers[0], BlockDigest { count: 2, xor: 3 });
         assert_eq!(digest.sequence, Some(1));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_error_names_what_is_wrong() {
         let refusal = |path: &str, body: &str| {
             PushedMessage::parse(path, body.as_bytes()).unwrap_err().to_string()
         };
-        assert!(refusal("/events/fly", "{}").contains("expected /events/ and register"));
+        assert!(refusal("/events/fly", "{}").contains("use /events/ and register"));
         assert!(refusal("/events/bye", "{}").contains("missing field `pod`"));
         assert!(refusal("/events/bye", "[").contains("/events/bye: EOF"));
         let body = r#"{"pod": "a"}"#;
-        assert!(refusal("/events/stored", body).contains("found no `stored`"));
-        assert!(refusal("/internal/sync", body).contains("found no `active`"));
+        assert!(refusal("/events/stored", body).contains("missing field `stored`"));
+        assert!(refusal("/internal/sync", body).contains("missing field `active`"));
         let body = r#"{"pod": "a", "evicted": ["zz"]}"#;
         assert!(refusal("/events/evicted", body).contains("hash `zz`: expected hexadecimal"));
         let body = r#"{"pod": "a", "evicted": [[]]}"#;

@@ -1,9 +1,8 @@
-//! The HTTP side of pushed events.
+//! HTTP server for pushed events.
 
-use super::access::{PodTokens, PushAccess};
-use super::epochs::LatestEpochs;
+use super::access::PushAccess;
+use super::intake::Intake;
 use super::request::{PushError, PushedMessage};
-use super::{MOST_WAITING_ITEMS, PushQuery, PushWaiter, items};
 use crate::message::SourceMessage;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -17,58 +16,47 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
-/// A full state of a hundred thousand blocks with their tokens, as sidecars write it, stays below this.
-const MOST_BYTES: usize = 32 << 20;
-/// How long a post may take, waiting for room included.
-const BODY_TIME: Duration = Duration::from_secs(30);
-const MOST_CONNECTIONS: usize = 4096;
-/// All bodies that are being read at a time, in KiB: eight of the largest.
-const MOST_BODIES_KIB: usize = 8 * MOST_BYTES / 1024;
-const HEADERS_WITHIN: Duration = Duration::from_secs(5);
+/// A snapshot of a hundred thousand blocks with their tokens, as sidecars write it, stays below
+/// this.
+const MAX_BODY_BYTES: usize = 32 << 20;
+/// How long a post may take, including the wait for buffer space.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_CONNECTIONS: usize = 4096;
+/// Buffer space for all bodies being read, in KiB: eight of the largest.
+const MAX_BODIES_KIB: usize = 8 * MAX_BODY_BYTES / 1024;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 #[cfg(feature = "grpc")]
-const MOST_STREAMS: u32 = 64;
-/// How often a silent stream is asked for a sign of life, and how long it may take.
+const MAX_STREAMS: u32 = 64;
+/// Interval and timeout of HTTP/2 keep-alive pings.
 #[cfg(feature = "grpc")]
-const PING_EVERY: Duration = Duration::from_secs(5);
-/// How long to wait when the system gives no more connections.
-const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Delay after a failed accept, which is most likely for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Answers sidecars, and hands what they say to a [`Push`](super::Push).
+/// Serves sidecars, and queues their reports for a [`Push`](super::Push).
 #[derive(Clone)]
 pub struct PushService {
-    pub(super) requests: mpsc::Sender<PushWaiter>,
-    pub(super) wanted: Arc<PushQuery>,
-    pub(super) guests: Arc<PodTokens>,
-    pub(super) lives: Arc<LatestEpochs>,
-    /// Room for items that wait.
-    pub(super) room: Arc<Semaphore>,
-    /// Room for bodies that are being read, in KiB.
+    intake: Intake,
+    /// Buffer space for bodies being read, in KiB.
     bodies: Arc<Semaphore>,
 }
 
-/// What sidecars and engines come over.
+/// A connection of a sidecar or an engine.
 pub trait PushConnection: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> PushConnection for T {}
 
 #[cfg(not(feature = "grpc"))]
-type Answer = Full<Bytes>;
+type ResponseBody = Full<Bytes>;
 #[cfg(feature = "grpc")]
-type Answer = http_body_util::Either<Full<Bytes>, tonic::body::Body>;
+type ResponseBody = http_body_util::Either<Full<Bytes>, tonic::body::Body>;
 
 impl PushService {
-    pub(super) fn new(
-        requests: mpsc::Sender<PushWaiter>,
-        wanted: Arc<PushQuery>,
-        guests: Arc<PodTokens>,
-    ) -> Self {
-        let room = Arc::new(Semaphore::new(MOST_WAITING_ITEMS));
-        let bodies = Arc::new(Semaphore::new(MOST_BODIES_KIB));
-        Self { requests, wanted, guests, lives: Arc::default(), room, bodies }
+    pub(super) fn new(intake: Intake) -> Self {
+        Self { intake, bodies: Arc::new(Semaphore::new(MAX_BODIES_KIB)) }
     }
 
     /// Serves until it is dropped.
@@ -76,89 +64,72 @@ impl PushService {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
+                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
                     let Ok((stream, _)) = accepted else {
-                        tokio::time::sleep(OUT_OF_CONNECTIONS).await;
+                        tokio::time::sleep(ACCEPT_RETRY).await;
                         continue;
                     };
-                    connections.spawn(self.clone().speak(stream, access.clone()));
+                    connections.spawn(self.clone().serve_connection(stream, access.clone()));
                 }
                 Some(_) = connections.join_next() => {}
             }
         }
     }
 
-    /// One connection, to its end. A peer that breaks off is its own affair.
+    /// Serves one connection until it closes. A connection that breaks is not an error of the
+    /// router.
     #[cfg(not(feature = "grpc"))]
-    pub async fn speak(self, stream: impl PushConnection, access: PushAccess) {
-        let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
+    pub async fn serve_connection(self, stream: impl PushConnection, access: PushAccess) {
+        let service = service_fn(move |request| self.clone().route(request, access.clone()));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS_WITHIN)
-            .serve_connection(TokioIo::new(stream), answer);
+            .header_read_timeout(HEADER_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service);
         let _ = connection.await;
     }
 
-    /// One connection, to its end: posts over HTTP/1, streams over HTTP/2. A peer that breaks off is its own
-    /// affair.
+    /// Serves one connection until it closes: posts over HTTP/1, streams over HTTP/2. A connection
+    /// that breaks is not an error of the router.
     #[cfg(feature = "grpc")]
-    pub async fn speak(self, stream: impl PushConnection, access: PushAccess) {
-        let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
+    pub async fn serve_connection(self, stream: impl PushConnection, access: PushAccess) {
+        let service = service_fn(move |request| self.clone().route(request, access.clone()));
         let mut server =
             hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
-        server.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
+        server.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
         server
             .http2()
             .timer(TokioTimer::new())
-            .max_concurrent_streams(MOST_STREAMS)
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_EVERY);
-        let _ = server.serve_connection(TokioIo::new(stream), answer).await;
+            .max_concurrent_streams(MAX_STREAMS)
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE);
+        let _ = server.serve_connection(TokioIo::new(stream), service).await;
     }
 
     #[cfg(not(feature = "grpc"))]
-    async fn respond(
+    async fn route(
         self,
         request: Request<Incoming>,
         access: PushAccess,
-    ) -> Result<Response<Answer>, Infallible> {
+    ) -> Result<Response<ResponseBody>, Infallible> {
         Ok(self.answer(request, &access).await)
     }
 
     #[cfg(feature = "grpc")]
-    async fn respond(
+    async fn route(
         self,
         request: Request<Incoming>,
         access: PushAccess,
-    ) -> Result<Response<Answer>, Infallible> {
+    ) -> Result<Response<ResponseBody>, Infallible> {
         let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         if kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
-            let answer = super::streams::answer(self, access, request, MOST_BYTES).await;
-            return Ok(answer.map(Answer::Right));
+            let response =
+                super::streams::answer(self.intake, access, request, MAX_BODY_BYTES).await;
+            return Ok(response.map(ResponseBody::Right));
         }
-        Ok(self.answer(request, &access).await.map(Answer::Left))
+        Ok(self.answer(request, &access).await.map(ResponseBody::Left))
     }
 
-    /// Whether whoever brings this header may speak of some pod.
-    pub(super) fn admits_somebody(
-        &self,
-        access: &PushAccess,
-        authorization: Option<&[u8]>,
-    ) -> bool {
-        access.admits(authorization) | self.guests.has_token(authorization)
-    }
-
-    /// Whether whoever brings this header may speak of this pod.
-    pub(super) fn admits(
-        &self,
-        access: &PushAccess,
-        pod: &str,
-        authorization: Option<&[u8]>,
-    ) -> bool {
-        access.admits_to(&self.guests, pod, authorization)
-    }
-
-    /// Answers one request.
+    /// Answers one post.
     pub async fn answer<B>(&self, request: Request<B>, access: &PushAccess) -> Response<Full<Bytes>>
     where
         B: Body<Data = Bytes>,
@@ -166,76 +137,71 @@ impl PushService {
     {
         let (head, body) = request.into_parts();
         let authorization = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-        if !self.admits_somebody(access, authorization) {
-            return refuse(
+        if !self.intake.admits_any(access, authorization) {
+            return error(
                 StatusCode::UNAUTHORIZED,
-                "expected `Authorization: Bearer` and a token",
+                "missing or wrong token; send `Authorization: Bearer TOKEN`",
             );
         }
         if head.method != Method::POST {
-            return refuse(StatusCode::METHOD_NOT_ALLOWED, "expected POST");
+            return error(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use POST");
         }
-        let most = body.size_hint().upper().unwrap_or(MOST_BYTES as u64).min(MOST_BYTES as u64);
-        let taken = async {
-            let room = self.bodies.acquire_many(1 + (most / 1024) as u32).await;
-            (Limited::new(body, MOST_BYTES).collect().await, room)
+        let limit = MAX_BODY_BYTES as u64;
+        let size = body.size_hint().upper().unwrap_or(limit).min(limit);
+        let read = async {
+            let space = self.bodies.acquire_many(1 + (size / 1024) as u32).await;
+            (Limited::new(body, MAX_BODY_BYTES).collect().await, space)
         };
-        // Whoever died in the middle of a post would keep its room for ever.
-        let Ok((body, room)) = tokio::time::timeout(BODY_TIME, taken).await else {
-            return refuse(StatusCode::REQUEST_TIMEOUT, "body: it took too long to come");
+        // A sidecar that dies in the middle of a post would otherwise hold its buffer space
+        // forever.
+        let Ok((body, space)) = tokio::time::timeout(BODY_TIMEOUT, read).await else {
+            let message = format!("body: timeout after {} s", BODY_TIMEOUT.as_secs());
+            return error(StatusCode::REQUEST_TIMEOUT, &message);
         };
         let body = match body {
             Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
-                let message = format!("body: found more than {MOST_BYTES} bytes; post it in parts");
-                return refuse(StatusCode::PAYLOAD_TOO_LARGE, &message);
+            Err(failure) if failure.is::<LengthLimitError>() => {
+                let message =
+                    format!("body: larger than the limit of {MAX_BODY_BYTES} bytes; split it");
+                return error(StatusCode::PAYLOAD_TOO_LARGE, &message);
             }
-            Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("body: {error}")),
+            Err(failure) => return error(StatusCode::BAD_REQUEST, &format!("body: {failure}")),
         };
         let parsed = PushedMessage::parse(head.uri.path(), &body);
-        drop((body, room));
+        drop((body, space));
         match parsed {
-            Ok(pushed) if !self.guests.knows(&pushed.pod) => {
-                let pod = &pushed.pod;
-                let message =
-                    format!("pod `{pod}`: found no such pod in the fleet; add it to `pods`");
-                refuse(StatusCode::NOT_FOUND, &message)
+            Ok(pushed) if !self.intake.has_pod(&pushed.pod) => {
+                let message = format!("unknown pod `{}`; add it to `pods`", pushed.pod);
+                error(StatusCode::NOT_FOUND, &message)
             }
-            Ok(pushed) if !self.admits(access, &pushed.pod, authorization) => {
-                let message = format!("pod `{}`: another token is expected for it", pushed.pod);
-                refuse(StatusCode::FORBIDDEN, &message)
+            Ok(pushed) if !self.intake.admits(access, &pushed.pod, authorization) => {
+                let message = format!("pod `{}`: wrong token; use the pod's own", pushed.pod);
+                error(StatusCode::FORBIDDEN, &message)
             }
-            Ok(pushed) => self.take(pushed),
-            Err(error @ PushError::Path { .. }) => {
-                refuse(StatusCode::NOT_FOUND, &error.to_string())
+            Ok(pushed) => self.submit(pushed),
+            Err(failure @ PushError::Path { .. }) => {
+                error(StatusCode::NOT_FOUND, &failure.to_string())
             }
-            Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
+            Err(failure) => error(StatusCode::BAD_REQUEST, &failure.to_string()),
         }
     }
 
-    fn take(&self, PushedMessage { pod, mut said }: PushedMessage) -> Response<Full<Bytes>> {
-        let outdated = self.lives.note(&pod, &said, Instant::now());
-        // Whoever posts can be told what is wanted.
-        said.insert(0, SourceMessage::Connected);
-        let room = Arc::clone(&self.room).try_acquire_many_owned(items(&said));
-        let waiting =
-            room.ok().map(|room| PushWaiter { pod: Arc::clone(&pod), said, _room: Some(room) });
-        if waiting.is_none_or(|waiting| self.requests.try_send(waiting).is_err()) {
-            return refuse(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many requests wait; post it again",
-            );
-        }
-        let sync = self.wanted.take(&pod);
-        let mut answer = serde_json::json!({ "sync": sync });
+    fn submit(&self, PushedMessage { pod, mut messages }: PushedMessage) -> Response<Full<Bytes>> {
+        // A sidecar that posts can be asked for a snapshot.
+        messages.insert(0, SourceMessage::Connected);
+        let Ok(outdated) = self.intake.try_submit(&pod, messages) else {
+            return error(StatusCode::SERVICE_UNAVAILABLE, "event queue full; retry later");
+        };
+        let sync = self.intake.snapshots.take(&pod);
+        let mut body = serde_json::json!({ "sync": sync });
         if let Some(epoch) = outdated {
-            answer["outdated"] = epoch.0.into();
+            body["outdated"] = epoch.0.into();
         }
-        respond(StatusCode::OK, &answer)
+        respond(StatusCode::OK, &body)
     }
 }
 
-fn refuse(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
     respond(status, &serde_json::json!({ "error": message }))
 }
 

@@ -1,12 +1,12 @@
-//! The gRPC side of pushed events: `CacheEvents.Follow` of `proto/events.proto`.
+//! gRPC server for pushed events: `CacheEvents.Follow` of `proto/events.proto`.
 //!
-//! A stream is driven by whoever sends the answer: no task of its own, nothing that outlives the connection.
-//! Reports wait for their turn in the router's queue, so that a flood holds up its sender and nobody else.
+//! Hyper polls a stream while it writes the response, so a stream needs no task of its own and
+//! nothing of it outlives the connection. A report waits for room in the queue, so a flood slows
+//! down its own sender only.
 
 use super::access::PushAccess;
-use super::message::{PushReport, PushRequestedQuery};
-use super::service::PushService;
-use super::{PushWaiter, items};
+use super::intake::Intake;
+use super::message::{PushReply, PushReport};
 use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
 use futures_util::Stream;
@@ -15,7 +15,6 @@ use hyper::Request;
 use hyper::body::Incoming;
 use std::pin::Pin;
 use std::sync::Arc;
-use tokio::time::Instant;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Response, Status, Streaming};
@@ -25,97 +24,104 @@ const PATH: &str = "/wornpath.events.v1.CacheEvents/Follow";
 
 /// Answers one call.
 pub(super) async fn answer(
-    service: PushService,
+    intake: Intake,
     access: PushAccess,
     request: Request<Incoming>,
-    most_bytes: usize,
+    max_message_bytes: usize,
 ) -> hyper::Response<tonic::body::Body> {
     if request.uri().path() != PATH {
-        let message = format!("{}: found no such method, expected {PATH}", request.uri().path());
+        let message = format!("unknown method {}; expected {PATH}", request.uri().path());
         return Status::unimplemented(message).into_http();
     }
-    let codec = ProstCodec::<PushRequestedQuery, PushReport>::default();
-    let mut grpc = Grpc::new(codec).max_decoding_message_size(most_bytes);
-    grpc.streaming(StreamReport { service, access }, request).await
+    let codec = ProstCodec::<PushReply, PushReport>::default();
+    let mut grpc = Grpc::new(codec).max_decoding_message_size(max_message_bytes);
+    grpc.streaming(FollowService { intake, access }, request).await
 }
 
-struct StreamReport {
-    service: PushService,
+struct FollowService {
+    intake: Intake,
     access: PushAccess,
 }
 
-type StreamQueries = Pin<Box<dyn Stream<Item = Result<PushRequestedQuery, Status>> + Send>>;
+type Replies = Pin<Box<dyn Stream<Item = Result<PushReply, Status>> + Send>>;
 
-impl StreamingService<PushReport> for StreamReport {
-    type Response = PushRequestedQuery;
-    type ResponseStream = StreamQueries;
-    type Future = BoxFuture<Response<StreamQueries>, Status>;
+impl StreamingService<PushReport> for FollowService {
+    type Response = PushReply;
+    type ResponseStream = Replies;
+    type Future = BoxFuture<Response<Replies>, Status>;
 
     fn call(&mut self, request: tonic::Request<Streaming<PushReport>>) -> Self::Future {
-        let (service, access) = (self.service.clone(), self.access.clone());
+        let intake = self.intake.clone();
+        let access = self.access.clone();
         Box::pin(async move {
             let token =
                 request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
-            if !service.admits_somebody(&access, token.as_deref()) {
+            if !intake.admits_any(&access, token.as_deref()) {
                 return Err(Status::unauthenticated(
-                    "expected `authorization: Bearer` and a token",
+                    "missing or wrong token; send `authorization: Bearer TOKEN`",
                 ));
             }
-            let changed = service.wanted.changed();
-            let reports = request.into_inner();
-            let line =
-                PushStream { service, access, token, reports, changed, pod: None, is_over: false };
-            let wishes: StreamQueries = Box::pin(unfold(line, |mut line| async move {
-                let wish = line.next().await?;
-                Some((wish, line))
+            let stream = PushStream {
+                snapshot_requests: intake.snapshots.changes(),
+                reports: request.into_inner(),
+                intake,
+                access,
+                token,
+                pod: None,
+                has_failed: false,
+            };
+            let replies: Replies = Box::pin(unfold(stream, |mut stream| async move {
+                let reply = stream.next().await?;
+                Some((reply, stream))
             }));
-            Ok(Response::new(wishes))
+            Ok(Response::new(replies))
         })
     }
 }
 
 /// One engine's stream.
 struct PushStream {
-    service: PushService,
+    intake: Intake,
     access: PushAccess,
     token: Option<Vec<u8>>,
     reports: Streaming<PushReport>,
-    changed: tokio::sync::watch::Receiver<()>,
+    snapshot_requests: tokio::sync::watch::Receiver<()>,
+    /// The pod of the first report, which all later ones must be about.
     pod: Option<PodName>,
-    is_over: bool,
+    has_failed: bool,
 }
 
 impl PushStream {
-    /// The next thing that is wished of the engine; `None` when it has said everything.
-    async fn next(&mut self) -> Option<Result<PushRequestedQuery, Status>> {
-        while !self.is_over {
-            if self.pod.as_ref().is_some_and(|pod| self.service.wanted.take(pod)) {
-                return Some(Ok(PushRequestedQuery { sync: true, outdated: None }));
+    /// The next reply to the engine; `None` when the engine has closed its side.
+    async fn next(&mut self) -> Option<Result<PushReply, Status>> {
+        while !self.has_failed {
+            if self.pod.as_ref().is_some_and(|pod| self.intake.snapshots.take(pod)) {
+                return Some(Ok(PushReply { sync: true, outdated: None }));
             }
             tokio::select! {
-                report = self.reports.message() => match report {
-                    Ok(Some(report)) => match self.take(&report).await {
+                report = self.reports.message() => {
+                    let Ok(Some(report)) = report else { return None };
+                    match self.submit(&report).await {
                         Ok(None) => {}
                         Ok(Some(epoch)) => {
-                            return Some(Ok(PushRequestedQuery { sync: false, outdated: Some(epoch.0) }));
+                            return Some(Ok(PushReply { sync: false, outdated: Some(epoch.0) }));
                         }
-                        Err(refusal) => {
-                            self.is_over = true;
-                            return Some(Err(refusal));
+                        Err(status) => {
+                            self.has_failed = true;
+                            return Some(Err(status));
                         }
-                    },
-                    Ok(None) | Err(_) => return None,
-                },
-                Ok(()) = self.changed.changed() => {}
+                    }
+                }
+                Ok(()) = self.snapshot_requests.changed() => {}
             }
         }
         None
     }
 
-    /// Takes a report in. The epoch by which it is outdated, if it is.
-    async fn take(&mut self, report: &PushReport) -> Result<Option<Epoch>, Status> {
+    /// Queues a report. Returns the epoch that outdates it, if there is one.
+    async fn submit(&mut self, report: &PushReport) -> Result<Option<Epoch>, Status> {
         let pod = match &self.pod {
-            None => self.introduce(&report.pod)?,
+            None => self.admit(&report.pod)?,
             Some(pod) if **pod == *report.pod => Arc::clone(pod),
             Some(pod) => {
                 let message =
@@ -123,22 +129,20 @@ impl PushStream {
                 return Err(Status::invalid_argument(message));
             }
         };
-        let said: Vec<_> = std::iter::once(SourceMessage::Connected).chain(report.said()).collect();
-        let outdated = self.service.lives.note(&pod, &said, Instant::now());
-        let ends = || Status::unavailable("the router ends");
-        let room = Arc::clone(&self.service.room).acquire_many_owned(items(&said)).await;
-        let _room = Some(room.map_err(|_| ends())?);
-        let sent = self.service.requests.send(PushWaiter { pod, said, _room }).await;
-        sent.map(|()| outdated).map_err(|_| ends())
+        let connected = std::iter::once(SourceMessage::Connected);
+        let messages = connected.chain(report.message()).collect();
+        let submitted = self.intake.submit(&pod, messages).await;
+        submitted.map_err(|_| Status::unavailable("the router is shutting down"))
     }
 
-    fn introduce(&mut self, name: &str) -> Result<PodName, Status> {
-        if !self.service.guests.knows(name) {
-            let message = format!("pod `{name}`: found no such pod in the fleet; add it to `pods`");
+    /// Checks that the caller may report on the stream's pod.
+    fn admit(&mut self, name: &str) -> Result<PodName, Status> {
+        if !self.intake.has_pod(name) {
+            let message = format!("unknown pod `{name}`; add it to `pods`");
             return Err(Status::not_found(message));
         }
-        if !self.service.admits(&self.access, name, self.token.as_deref()) {
-            let message = format!("pod `{name}`: another token is expected for it");
+        if !self.intake.admits(&self.access, name, self.token.as_deref()) {
+            let message = format!("pod `{name}`: wrong token; use the pod's own");
             return Err(Status::permission_denied(message));
         }
         let pod: PodName = name.into();
@@ -147,13 +151,11 @@ impl PushStream {
     }
 }
 
-/// However a stream ends, the router knows that it did.
+/// The router learns of every end of a stream, clean or not.
 impl Drop for PushStream {
     fn drop(&mut self) {
         if let Some(pod) = self.pod.take() {
-            // If there is no room, the pod's silence says the same a little later.
-            let said = vec![SourceMessage::Disconnected];
-            let _ = self.service.requests.try_send(PushWaiter { pod, said, _room: None });
+            self.intake.disconnected(pod);
         }
     }
 }

@@ -1,23 +1,22 @@
-//! Which cache groups of a pod keep whole prefixes.
+//! Cache groups of a pod that do not keep whole prefixes.
 //!
-//! Only stores say what a group keeps; removals name the group by number. A group that nobody has
-//! described keeps whole prefixes: engines with one group do not describe it.
+//! Only stores describe a group; removals name it by number. A group without a description keeps
+//! whole prefixes: engines with one group do not describe it.
 
 use super::error::TranslateError;
-use crate::wire::DecodeNotice;
+use crate::wire::GroupAttention;
 
-/// Engines have a handful. The bound is against one that makes up numbers.
+/// Engines have a handful. The bound is against one that invents numbers.
 const LIMIT: usize = 64;
 
-/// The groups known to keep only a part.
+/// The groups that keep only a part of a prefix.
 #[derive(Default)]
 pub(super) struct CacheGroups {
     partial: Vec<u32>,
 }
 
 impl CacheGroups {
-    /// As they were known before.
-    pub(super) fn recalled(partial: &[u32]) -> Self {
+    pub(super) fn restored(partial: &[u32]) -> Self {
         Self { partial: partial[..partial.len().min(LIMIT)].to_vec() }
     }
 
@@ -25,23 +24,24 @@ impl CacheGroups {
         &self.partial
     }
 
-    /// Takes note of what a store says about its group, and answers whether to believe the store.
+    /// Records a store's description of its group, and returns whether the group keeps whole
+    /// prefixes.
     pub(super) fn keeps_prefixes(
         &mut self,
         group: Option<u32>,
-        attention: DecodeNotice,
+        attention: GroupAttention,
     ) -> Result<bool, TranslateError> {
-        let Some(number) = group else { return Ok(attention != DecodeNotice::Partial) };
+        let Some(number) = group else { return Ok(attention != GroupAttention::Partial) };
         match attention {
-            DecodeNotice::Unsaid => return Ok(!self.is_partial(group)),
-            DecodeNotice::Full => self.partial.retain(|known| *known != number),
-            DecodeNotice::Partial if self.is_partial(group) => {}
-            DecodeNotice::Partial if self.partial.len() == LIMIT => {
+            GroupAttention::Unspecified => return Ok(!self.is_partial(group)),
+            GroupAttention::Full => self.partial.retain(|known| *known != number),
+            GroupAttention::Partial if self.is_partial(group) => {}
+            GroupAttention::Partial if self.partial.len() == LIMIT => {
                 return Err(TranslateError::Groups { limit: LIMIT });
             }
-            DecodeNotice::Partial => self.partial.push(number),
+            GroupAttention::Partial => self.partial.push(number),
         }
-        Ok(attention == DecodeNotice::Full)
+        Ok(attention == GroupAttention::Full)
     }
 
     pub(super) fn is_partial(&self, group: Option<u32>) -> bool {

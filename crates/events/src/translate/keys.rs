@@ -1,14 +1,15 @@
-//! Bare extra keys, told apart by the rest of their event.
+//! Classifies bare extra keys by the rest of their event.
 //!
-//! The order is LoRA, multimodal, salt, embeddings. The LoRA key repeats the event's own LoRA field. A
-//! salt is text and stands only on the first block of a prompt; embeddings are bytes and images are
-//! (identifier, offset) pairs, so the last text on a first block is the salt. Older engines give images
-//! as bare text too: taken for a salt, such an image still gets a root that no other prompt has.
+//! The order is LoRA, multimodal, salt, embeddings. The LoRA key repeats the event's own LoRA
+//! field. A salt is text, and only the first block of a prompt has one; embeddings are bytes and
+//! images are (identifier, offset) pairs, so the last text of a first block is the salt. Older
+//! engines send images as bare text too: taken for a salt, such an image still gets a root that no
+//! other prompt has.
 
 use crate::wire::{WireExtraKey, WireStored};
 use std::borrow::Cow;
 
-/// What seeds the chain that a store starts.
+/// The keys that determine the root of a chain.
 pub(super) struct RootKeys<'a> {
     lora_name: Option<&'a str>,
     lora_id: Option<u32>,
@@ -17,7 +18,7 @@ pub(super) struct RootKeys<'a> {
 }
 
 impl<'a> RootKeys<'a> {
-    /// The root's keys, and what is left on the first block.
+    /// The root's keys, and the other keys of the first block.
     pub(super) fn of(stored: &WireStored<'a>) -> (Self, BlockKeys<'a>) {
         let rest = BlockKeys::of(stored, 0);
         let salt_at = rest.0.iter().rposition(|key| matches!(key, WireExtraKey::Text(_)));
@@ -29,8 +30,8 @@ impl<'a> RootKeys<'a> {
         (Self { lora_name: stored.lora_name, lora_id: stored.lora_id, salt }, rest)
     }
 
-    /// Older engines give a number without a name. No request can name it, but it must not pass for
-    /// the base model either. Engines number adapters from 1, so 0 is none.
+    /// Older engines send a number without a name. No request has that name, but it must not be
+    /// taken for the base model either. Engines number adapters from 1, so 0 is none.
     pub(super) fn lora(&self) -> Option<Cow<'a, str>> {
         match (self.lora_name, self.lora_id) {
             (Some(name), _) => Some(Cow::Borrowed(name)),
@@ -40,7 +41,7 @@ impl<'a> RootKeys<'a> {
     }
 }
 
-/// What keys one block beside its tokens and its root.
+/// The keys of one block besides its tokens and its root.
 pub(super) struct BlockKeys<'a>(Vec<WireExtraKey<'a>>);
 
 impl<'a> BlockKeys<'a> {
@@ -57,7 +58,8 @@ impl<'a> BlockKeys<'a> {
         Self(keys)
     }
 
-    /// As msgpack values one after another: nothing for none, and no two different lists alike.
+    /// Writes the keys as msgpack values: different lists give different bytes, and no keys give
+    /// none.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         self.0.iter().for_each(|key| key.write(out));
     }

@@ -1,7 +1,7 @@
 //! Translation, event by event.
 
 use super::*;
-use crate::wire::{DecodeNotice, ExtraKeysBuffer, WireExtraKey, WireRemoved};
+use crate::wire::{ExtraKeysBuffer, GroupAttention, WireExtraKey, WireRemoved};
 use wornpath_index::{EngineHash, Tier};
 
 const MODEL: &str = "tiny";
@@ -47,7 +47,8 @@ fn request_chain(scope: &Scope<'_>, block_size: usize, tokens: &[u32]) -> Vec<Bl
 
 #[test]
 fn a_store_makes_the_chain_that_a_request_with_these_tokens_makes() {
-    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
     for index_block in [1, 2, 4] {
         let chain = chain_of(&mut translator(index_block), stored(&names, &tokens));
         assert_eq!(chain, request_chain(&Scope::model(MODEL), index_block, &tokens));
@@ -56,7 +57,8 @@ fn a_store_makes_the_chain_that_a_request_with_these_tokens_makes() {
 
 #[test]
 fn lora_and_salt_move_the_root_and_nothing_else() {
-    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
     let mut keys = ExtraKeysBuffer::default();
     keys.push(&[WireExtraKey::Text("sql"), WireExtraKey::Text("salt of a tenant")]);
     keys.push(&[WireExtraKey::Text("sql")]);
@@ -68,7 +70,8 @@ fn lora_and_salt_move_the_root_and_nothing_else() {
 
 #[test]
 fn an_image_changes_its_own_block_and_all_after_it() {
-    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
     let with_image = |image: &[u8]| {
         let mut keys = ExtraKeysBuffer::default();
         keys.push(&[]);
@@ -77,14 +80,16 @@ fn an_image_changes_its_own_block_and_all_after_it() {
         chain_of(&mut translator(4), store)
     };
     let text = request_chain(&Scope::model(MODEL), 4, &tokens);
-    let (cat, dog) = (with_image(b"cat"), with_image(b"dog"));
+    let cat = with_image(b"cat");
+    let dog = with_image(b"dog");
     assert_eq!((cat[0], dog[0]), (text[0], text[0]));
     assert!(cat[1] != dog[1] && cat[1] != text[1] && dog[1] != text[1]);
 }
 
 #[test]
-fn a_lora_known_by_number_only_is_nobody_elses() {
-    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+fn a_lora_known_by_number_only_shares_no_blocks_with_others() {
+    let names = hashes(&[1]);
+    let tokens = [5, 6, 7, 8];
     let chain = |lora_id| {
         let store = WireStored { lora_id, ..stored(&names, &tokens) };
         chain_of(&mut translator(4), store)
@@ -106,8 +111,9 @@ fn a_store_without_tokens_gives_names_only() {
 }
 
 #[test]
-fn a_window_group_is_left_out_with_its_removals_until_it_is_said_to_be_full() {
-    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+fn a_window_group_is_ignored_with_its_removals_until_a_store_describes_it_as_full() {
+    let names = hashes(&[1]);
+    let tokens = [5, 6, 7, 8];
     let mut translator = translator(4);
     let mut events_of = |event| {
         let batch = batch_of(event);
@@ -118,19 +124,20 @@ fn a_window_group_is_left_out_with_its_removals_until_it_is_said_to_be_full() {
         |attention, group| Wire::Stored(WireStored { attention, group, ..stored(&names, &tokens) });
     let removal = |group| Wire::Removed(WireRemoved { blocks: &names, tier: Tier::Gpu, group });
     assert_eq!(events_of(removal(Some(1))), (1, 0));
-    assert_eq!(events_of(store(DecodeNotice::Partial, Some(1))), (0, 1));
+    assert_eq!(events_of(store(GroupAttention::Partial, Some(1))), (0, 1));
     assert_eq!(events_of(removal(Some(1))), (0, 1));
-    assert_eq!(events_of(store(DecodeNotice::Unsaid, Some(1))), (0, 1));
-    assert_eq!(events_of(store(DecodeNotice::Full, Some(0))), (1, 0));
+    assert_eq!(events_of(store(GroupAttention::Unspecified, Some(1))), (0, 1));
+    assert_eq!(events_of(store(GroupAttention::Full, Some(0))), (1, 0));
     assert_eq!(events_of(removal(Some(0))), (1, 0));
     assert_eq!(events_of(removal(None)), (1, 0));
-    assert_eq!(events_of(store(DecodeNotice::Full, Some(1))), (1, 0));
+    assert_eq!(events_of(store(GroupAttention::Full, Some(1))), (1, 0));
     assert_eq!(events_of(removal(Some(1))), (1, 0));
 }
 
 #[test]
 fn contradictions_are_refused_with_the_cure() {
-    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
     let refusal = |index_block, store| {
         let batch = batch_of(Wire::Stored(store));
         translator(index_block).translate(&batch).unwrap_err().to_string()
@@ -156,15 +163,18 @@ fn contradictions_are_refused_with_the_cure() {
 }
 
 #[test]
-fn made_up_group_numbers_are_bounded() {
-    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+fn the_number_of_partial_groups_is_bounded() {
+    let names = hashes(&[1]);
+    let tokens = [5, 6, 7, 8];
     let mut translator = translator(4);
     for group in 0..64 {
-        let (group, attention) = (Some(group), DecodeNotice::Partial);
+        let group = Some(group);
+        let attention = GroupAttention::Partial;
         let store = WireStored { group, attention, ..stored(&names, &tokens) };
         translator.translate(&batch_of(Wire::Stored(store))).unwrap();
     }
-    let (group, attention) = (Some(64), DecodeNotice::Partial);
+    let group = Some(64);
+    let attention = GroupAttention::Partial;
     let store = WireStored { group, attention, ..stored(&names, &tokens) };
     let batch = batch_of(Wire::Stored(store));
     let error = translator.translate(&batch).unwrap_err();

@@ -1,54 +1,56 @@
-//! One message's events in buffers that are used again for the next message.
+//! One message's events, in buffers that are reused for the next message.
 //!
-//! Hashes, tokens and extra keys of all events lie in three flat lists, and an event holds ranges into
-//! them: decoding a stream allocates nothing once the buffers have grown to its usual size.
+//! Hashes, tokens and extra keys of all events are in three flat lists, and an event holds ranges
+//! of them: decoding a stream allocates nothing once the buffers have grown to its usual size.
 
-use super::extra::{ByteSpan, ExtraKeysBuffer, WireExtraKeys};
+use super::extra::{ExtraKeysBuffer, Span, WireExtraKeys};
 use bytes::Bytes;
 use wornpath_index::{EngineHash, Tier};
 
-/// Buffers that grew beyond this many items for one huge message shrink back before the next.
+/// Buffers shrink to this many items after a huge message.
 const KEPT_ITEMS: usize = 1 << 17;
 
-/// Which blocks a cache group keeps. Engines with several kinds of attention keep one group for each.
+/// Which blocks a cache group keeps. Engines with several kinds of attention keep one group for
+/// each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum DecodeNotice {
-    /// The engine does not say; such engines have one group, of full attention.
+pub enum GroupAttention {
+    /// Not specified: such engines have one group, of full attention.
     #[default]
-    Unsaid,
+    Unspecified,
     /// All blocks of a prefix: full, latent (MLA) or sink attention.
     Full,
-    /// Only some, such as a sliding window: tells nothing about whole prefixes.
+    /// Only some, such as a sliding window: no whole prefixes.
     Partial,
 }
 
-/// Blocks came.
+/// Stored blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireStored<'a> {
-    /// The engine's names, each the child of the one before it.
+    /// The engine's hashes, each the child of the one before it.
     pub blocks: &'a [EngineHash],
-    /// The block before the first; `None` when it starts a prompt, or when nothing is said at all.
+    /// The block before the first; `None` at the start of a prompt, or if the engine sends none at
+    /// all.
     pub parent: Option<EngineHash>,
     /// The tokens of all blocks in order; empty in placeholders of offload tiers.
     pub tokens: &'a [u32],
     /// Tokens per block; zero in placeholders.
     pub block_size: u32,
-    /// The LoRA adapter's number, as older engines give it.
+    /// The LoRA adapter's number, which older engines send.
     pub lora_id: Option<u32>,
     /// The LoRA adapter's name.
     pub lora_name: Option<&'a str>,
-    /// Where the blocks now are.
+    /// The tier that stores them.
     pub tier: Tier,
-    /// What else keys each block.
+    /// Further keys of each block.
     pub extra_keys: WireExtraKeys<'a>,
     /// The number of the cache group.
     pub group: Option<u32>,
-    /// What that group keeps.
-    pub attention: DecodeNotice,
+    /// Which blocks that group keeps.
+    pub attention: GroupAttention,
 }
 
 impl<'a> WireStored<'a> {
-    /// Blocks on the GPU with nothing particular about them, each with its share of the tokens.
+    /// Blocks on the GPU without LoRA, extra keys and group; the tokens are split evenly.
     #[must_use]
     pub fn plain(blocks: &'a [EngineHash], parent: Option<EngineHash>, tokens: &'a [u32]) -> Self {
         Self {
@@ -61,50 +63,50 @@ impl<'a> WireStored<'a> {
             tier: Tier::Gpu,
             extra_keys: WireExtraKeys::default(),
             group: None,
-            attention: DecodeNotice::Unsaid,
+            attention: GroupAttention::Unspecified,
         }
     }
 }
 
-/// Blocks went.
+/// Removed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireRemoved<'a> {
-    /// The engine's names.
+    /// The engine's hashes.
     pub blocks: &'a [EngineHash],
-    /// Where they were.
+    /// The tier that removed them.
     pub tier: Tier,
     /// The number of the cache group.
     pub group: Option<u32>,
 }
 
-/// One event as the wire gives it.
+/// One event, as the engine sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WireEvent<'a> {
-    /// Blocks came.
+    /// Blocks were stored.
     Stored(WireStored<'a>),
-    /// Blocks went.
+    /// Blocks were removed.
     Removed(WireRemoved<'a>),
-    /// Everything went.
+    /// All blocks were removed.
     Cleared,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StoredSlot {
-    pub(super) blocks: ByteSpan,
+    pub(super) blocks: Span,
     pub(super) parent: Option<EngineHash>,
-    pub(super) tokens: ByteSpan,
+    pub(super) tokens: Span,
     pub(super) block_size: u32,
     pub(super) lora_id: Option<u32>,
-    pub(super) lora_name: Option<ByteSpan>,
+    pub(super) lora_name: Option<Span>,
     pub(super) tier: Option<Tier>,
-    pub(super) extra_keys: ByteSpan,
+    pub(super) extra_keys: Span,
     pub(super) group: Option<u32>,
-    pub(super) attention: DecodeNotice,
+    pub(super) attention: GroupAttention,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RemovedSlot {
-    pub(super) blocks: ByteSpan,
+    pub(super) blocks: Span,
     pub(super) tier: Option<Tier>,
     pub(super) group: Option<u32>,
 }
@@ -123,10 +125,10 @@ pub struct WireBatch {
     pub sent_at: f64,
     /// The data-parallel rank that sent it.
     pub dp_rank: Option<u32>,
-    /// Events of a type that this version does not know. They were passed over.
+    /// Events of an unknown type, which were skipped.
     pub unknown_events: usize,
-    /// The message as it came, where it is to be passed on: with what this version does not know.
-    pub original: Option<Bytes>,
+    /// The payload as it arrived, unknown events and fields included, if it is to be relayed.
+    pub raw: Option<Bytes>,
     pub(super) slots: Vec<EventSlot>,
     pub(super) hashes: Vec<EngineHash>,
     pub(super) tokens: Vec<u32>,
@@ -135,7 +137,7 @@ pub struct WireBatch {
 }
 
 impl WireBatch {
-    /// How many events there are, without unknown ones.
+    /// Number of events, without unknown ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len()
@@ -147,12 +149,12 @@ impl WireBatch {
         self.slots.is_empty()
     }
 
-    /// The events in the order in which they happened.
+    /// The events in the engine's order.
     pub fn events(&self) -> impl ExactSizeIterator<Item = WireEvent<'_>> {
         self.slots.iter().map(|slot| self.event(slot))
     }
 
-    /// How many hashes and tokens it holds: what keeping it costs.
+    /// Number of hashes and tokens: a measure of its memory.
     #[must_use]
     pub fn items(&self) -> usize {
         self.hashes.len() + self.tokens.len()
@@ -163,7 +165,7 @@ impl WireBatch {
         self.sent_at = 0.0;
         self.dp_rank = None;
         self.unknown_events = 0;
-        self.original = None;
+        self.raw = None;
         self.slots.clear();
         self.hashes.clear();
         self.tokens.clear();
@@ -176,7 +178,8 @@ impl WireBatch {
         self.extra_keys.shrink_to(KEPT_ITEMS);
     }
 
-    /// Appends an event, for an engine that makes batches instead of reading them.
+    /// Appends an event. For simulated engines and pushed events, which are not decoded from
+    /// msgpack.
     pub fn push(&mut self, event: WireEvent<'_>) {
         let slot = match event {
             WireEvent::Stored(stored) => EventSlot::Stored(self.keep(stored)),
@@ -190,10 +193,10 @@ impl WireBatch {
         self.slots.push(slot);
     }
 
-    pub(super) fn keep_name(&mut self, name: &str) -> ByteSpan {
+    pub(super) fn keep_name(&mut self, name: &str) -> Span {
         let start = self.names.len();
         self.names.push_str(name);
-        ByteSpan::new(start, self.names.len())
+        Span::new(start, self.names.len())
     }
 
     fn keep(&mut self, stored: WireStored<'_>) -> StoredSlot {
@@ -209,7 +212,7 @@ impl WireBatch {
             lora_id: stored.lora_id,
             lora_name: stored.lora_name.map(|name| self.keep_name(name)),
             tier: Some(stored.tier),
-            extra_keys: ByteSpan::new(first, self.extra_keys.block_count()),
+            extra_keys: Span::new(first, self.extra_keys.block_count()),
             group: stored.group,
             attention: stored.attention,
         }
@@ -238,13 +241,13 @@ impl WireBatch {
         }
     }
 
-    fn name(&self, name: ByteSpan) -> Option<&str> {
+    fn name(&self, name: Span) -> Option<&str> {
         self.names.get(name.start as usize..name.end as usize)
     }
 }
 
-fn append<T: Copy>(items: &mut Vec<T>, more: &[T]) -> ByteSpan {
+fn append<T: Copy>(items: &mut Vec<T>, more: &[T]) -> Span {
     let start = items.len();
     items.extend_from_slice(more);
-    ByteSpan::new(start, items.len())
+    Span::new(start, items.len())
 }

@@ -1,10 +1,11 @@
-//! A recorded event stream: the multipart messages of a socket, one after another.
+//! Recorded event streams: the multipart messages of a socket in order.
 //!
-//! Each record is a big-endian `u32` number of frames, and for each frame a `u32` length and its bytes.
+//! Each record is a big-endian `u32` number of frames, and for each frame a `u32` length and its
+//! bytes.
 
 use super::error::DecodeError;
 
-/// The messages of a recording, each as its frames. After an error there is nothing more.
+/// The messages of a recording, each as its frames. The iterator ends after an error.
 pub fn records(recording: &[u8]) -> impl Iterator<Item = Result<Vec<&[u8]>, DecodeError>> {
     let mut rest = recording;
     std::iter::from_fn(move || {
@@ -21,7 +22,7 @@ pub fn records(recording: &[u8]) -> impl Iterator<Item = Result<Vec<&[u8]>, Deco
 
 fn next_record<'a>(rest: &mut &'a [u8]) -> Result<Vec<&'a [u8]>, DecodeError> {
     let count = next_u32(rest)?;
-    // Grown as frames arrive: the count is only a claim.
+    // Not preallocated: the count is not trusted.
     let mut frames = Vec::new();
     for _ in 0..count {
         let length = next_u32(rest)?;
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_cut_anywhere_ends_with_an_error_or_between_records() {
+    fn a_truncated_recording_gives_an_error_unless_it_ends_between_records() {
         let recording = b"\0\0\0\x02\0\0\0\x01a\0\0\0\x00\0\0\0\x01\0\0\0\x02bc";
         for end in 0..recording.len() {
             let last = records(&recording[..end]).last();

@@ -1,18 +1,18 @@
-//! A msgpack payload of vLLM or SGLang, decoded into a [`WireBatch`].
+//! Decodes a msgpack payload of vLLM or SGLang into a [`WireBatch`].
 //!
-//! Both engines wrote events as arrays with the tag first; vLLM went over to maps with a `type` in
-//! 0.24. Either may stand for the batch or for an event, and both grow at the end: unknown keys and
-//! further elements are passed over, unknown event types are counted. A field that is known must have
-//! the kind its name promises, or the whole message is refused: half a batch is worse than a known gap.
+//! Both engines encoded events as arrays with the tag first; vLLM switched to maps with a `type` in
+//! 0.24. The batch and each event may have either layout, and new fields are added at the end:
+//! unknown keys and further elements are skipped, unknown event types are counted. A known field of
+//! the wrong type refuses the whole message: half a batch is worse than a known gap.
 
 use super::batch::{EventSlot, RemovedSlot, StoredSlot, WireBatch};
 use super::error::DecodeError;
-use super::extra::ByteSpan;
+use super::extra::Span;
 use super::limits::{WireLimits, at_most};
 use super::msgpack::MsgpackReader;
 use wornpath_index::Tier;
 
-/// Decodes `payload` into `batch`, whose former events go. After an error the batch is empty.
+/// Decodes `payload` into `batch`, which is cleared first. After an error the batch is empty.
 ///
 /// # Errors
 /// The payload is not a batch of cache events, or exceeds a limit.
@@ -85,12 +85,12 @@ const REMOVED: [(&[u8], Field); 4] = [
     (b"locality", Field::Locality),
 ];
 
-/// How the fields of an event are told apart.
+/// How the fields of an event are identified.
 #[derive(Clone, Copy)]
 enum Layout {
-    /// By their place, after the tag.
+    /// By position, after the tag.
     Array,
-    /// By their key.
+    /// By key.
     Map,
 }
 
@@ -102,10 +102,10 @@ impl<'a> Decoder<'a, '_> {
             _ => return Err(self.reader.unexpected("batch", "an array or a map")),
         };
         let mut has_events = false;
-        for place in 0..fields {
+        for position in 0..fields {
             let field = match layout {
                 Layout::Array => [BatchField::SentAt, BatchField::Events, BatchField::DpRank]
-                    .get(place)
+                    .get(position)
                     .copied()
                     .unwrap_or(BatchField::Unknown),
                 Layout::Map => self.batch_key()?,
@@ -162,7 +162,7 @@ impl<'a> Decoder<'a, '_> {
         self.event(tag, fields, Layout::Array)
     }
 
-    /// The type may stand anywhere in the map, though engines put it first.
+    /// The type may be anywhere in the map, though engines put it first.
     fn map_event(&mut self) -> Result<(), DecodeError> {
         let fields = self.reader.map("event")?;
         let mut ahead = self.reader;
@@ -206,8 +206,8 @@ impl<'a> Decoder<'a, '_> {
         let mut slot = StoredSlot::default();
         let mut blocks = None;
         let mut remote = false;
-        for place in 0..fields {
-            match self.field(&STORED, place, layout)? {
+        for position in 0..fields {
+            match self.field(&STORED, position, layout)? {
                 Field::Blocks => blocks = Some(self.hashes("BlockStored.block_hashes")?),
                 Field::Parent => slot.parent = self.optional_hash()?,
                 Field::Tokens => slot.tokens = self.tokens()?,
@@ -235,8 +235,8 @@ impl<'a> Decoder<'a, '_> {
         let mut slot = RemovedSlot::default();
         let mut blocks = None;
         let mut remote = false;
-        for place in 0..fields {
-            match self.field(&REMOVED, place, layout)? {
+        for position in 0..fields {
+            match self.field(&REMOVED, position, layout)? {
                 Field::Blocks => blocks = Some(self.hashes("BlockRemoved.block_hashes")?),
                 Field::Medium => slot.tier = self.tier("BlockRemoved.medium")?,
                 Field::Group => slot.group = self.optional_u32("BlockRemoved.group_idx")?,
@@ -254,11 +254,11 @@ impl<'a> Decoder<'a, '_> {
     fn field(
         &mut self,
         fields: &[(&[u8], Field)],
-        place: usize,
+        position: usize,
         layout: Layout,
     ) -> Result<Field, DecodeError> {
         let known = match layout {
-            Layout::Array => fields.get(place),
+            Layout::Array => fields.get(position),
             Layout::Map => {
                 let key = self.key("event")?;
                 fields.iter().find(|(name, _)| Some(*name) == key)
@@ -272,7 +272,7 @@ impl<'a> Decoder<'a, '_> {
     }
 }
 
-/// A map's key; one that is not a string is nobody we know, and is passed over.
+/// A map's key; `None` for one that is not a string, which is unknown.
 fn key<'a>(
     reader: &mut MsgpackReader<'a>,
     field: &'static str,
@@ -283,6 +283,6 @@ fn key<'a>(
     }
 }
 
-fn required(span: Option<ByteSpan>, field: &'static str) -> Result<ByteSpan, DecodeError> {
+fn required(span: Option<Span>, field: &'static str) -> Result<Span, DecodeError> {
     span.ok_or(DecodeError::Missing { field, expected: "an array of hashes" })
 }

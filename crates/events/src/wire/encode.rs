@@ -1,11 +1,12 @@
-//! A [`WireBatch`] as an engine would send it: for simulated engines and for tests of the decoder.
+//! Encodes a [`WireBatch`] as an engine does: for relays, simulated engines and tests of the
+//! decoder.
 
-use super::batch::{DecodeNotice, WireBatch, WireEvent, WireRemoved, WireStored};
+use super::batch::{GroupAttention, WireBatch, WireEvent, WireRemoved, WireStored};
 use super::extra::WireExtraKeys;
 use super::pack;
 use wornpath_index::{EngineHash, Tier};
 
-/// How events are laid out.
+/// The layout of events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WireLayout {
     /// Maps with a `type`: vLLM since 0.24.
@@ -14,23 +15,23 @@ pub enum WireLayout {
     Arrays,
 }
 
-/// How hashes are written.
+/// The encoding of hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HashForm {
-    /// Unsigned integers: vLLM when told so.
+    /// Unsigned integers: vLLM, if configured so.
     Unsigned,
     /// Signed integers: SGLang.
     Signed,
-    /// 32 bytes of which the last eight count: vLLM's digests.
+    /// 32 bytes of which the last eight are significant: vLLM's digests.
     Digest,
 }
 
-/// Which engine's dialect to write.
+/// An engine's dialect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireDialect {
-    /// How events are laid out.
+    /// The layout of events.
     pub layout: WireLayout,
-    /// How hashes are written.
+    /// The encoding of hashes.
     pub hashes: HashForm,
 }
 
@@ -69,9 +70,9 @@ fn write_stored(stored: &WireStored<'_>, dialect: WireDialect, out: &mut Vec<u8>
     write_extra_keys(stored.extra_keys, fields.next("extra_keys"));
     optional_u32(stored.group, fields.next("group_idx"));
     let kind = match stored.attention {
-        DecodeNotice::Unsaid => None,
-        DecodeNotice::Full => Some("full_attention"),
-        DecodeNotice::Partial => Some("sliding_window"),
+        GroupAttention::Unspecified => None,
+        GroupAttention::Full => Some("full_attention"),
+        GroupAttention::Partial => Some("sliding_window"),
     };
     optional_text(kind, fields.next("kv_cache_spec_kind"));
 }
@@ -83,7 +84,7 @@ fn write_removed(removed: &WireRemoved<'_>, dialect: WireDialect, out: &mut Vec<
     optional_u32(removed.group, fields.next("group_idx"));
 }
 
-/// Writes an event's type and then, before each value, its key if the layout has keys.
+/// Writes an event's type and, in the map layout, the key before each value.
 struct Fields<'a> {
     layout: WireLayout,
     out: &'a mut Vec<u8>,

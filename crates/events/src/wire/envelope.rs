@@ -1,7 +1,7 @@
-//! A batch on its way through a broker: whose it is, which one, and the engine's payload.
+//! The envelope of a batch in a broker: pod, epoch, sequence number and the engine's payload.
 //!
-//! A msgpack array `[1, pod, epoch | nil, sequence, payload]`, the same for every broker, so that one can
-//! be changed for another. Further elements are for later versions and passed over.
+//! A msgpack array `[1, pod, epoch | nil, sequence, payload]`, the same for every broker, so that
+//! brokers are interchangeable. Further elements are for later versions and skipped.
 
 use super::error::DecodeError;
 use super::msgpack::{Int, MsgpackReader};
@@ -14,7 +14,7 @@ const VERSION: u64 = 1;
 pub struct Envelope<'a> {
     /// The pod's name.
     pub pod: &'a str,
-    /// The engine's life.
+    /// The engine's epoch.
     pub epoch: Option<u64>,
     /// The engine's number of the batch.
     pub sequence: u64,
@@ -23,10 +23,10 @@ pub struct Envelope<'a> {
 }
 
 impl<'a> Envelope<'a> {
-    /// Reads an envelope. The payload stays as it is.
+    /// Parses an envelope. The payload is not decoded.
     ///
     /// # Errors
-    /// The bytes are no envelope.
+    /// The bytes are not an envelope.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = MsgpackReader::new(bytes);
         let elements = reader.array("envelope")?;
@@ -34,7 +34,7 @@ impl<'a> Envelope<'a> {
             return Err(reader.unexpected("envelope", "an array of at least five"));
         }
         if unsigned(&mut reader, "version")? != VERSION {
-            return Err(reader.unexpected("version", "1; is the relay newer than this router?"));
+            return Err(reader.unexpected("version", "1; update the router if its relay is newer"));
         }
         let pod = reader.text("pod")?;
         let pod = std::str::from_utf8(pod).map_err(|_| reader.unexpected("pod", "UTF-8"))?;
@@ -61,7 +61,7 @@ impl<'a> Envelope<'a> {
 fn unsigned(reader: &mut MsgpackReader<'_>, field: &'static str) -> Result<u64, DecodeError> {
     match reader.int(field)? {
         Int::Unsigned(value) => Ok(value),
-        Int::Negative(_) => Err(reader.unexpected(field, "a number from zero on")),
+        Int::Negative(_) => Err(reader.unexpected(field, "a non-negative integer")),
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_envelope_comes_out_as_it_went_in(
+        fn an_envelope_round_trips_and_no_part_of_it_parses(
             pod in ".{0,40}",
             epoch in any::<Option<u64>>(),
             sequence in any::<u64>(),
@@ -88,15 +88,15 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_give_an_envelope_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..99)) {
+        fn parsing_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..99)) {
             let _ = Envelope::parse(&bytes);
         }
     }
 
     #[test]
-    fn what_is_no_envelope_is_named() {
+    fn an_error_names_what_is_wrong() {
         let refusal = |bytes: &[u8]| Envelope::parse(bytes).unwrap_err().to_string();
         assert!(refusal(&[0x94, 1, 1, 1, 1]).contains("an array of at least five"));
-        assert!(refusal(&[0x95, 2, 1, 1, 1, 1]).contains("is the relay newer"));
+        assert!(refusal(&[0x95, 2, 1, 1, 1, 1]).contains("update the router"));
     }
 }

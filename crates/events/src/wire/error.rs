@@ -1,22 +1,22 @@
-//! Why a message was refused: the field, what was found there, and what belongs there.
+//! Decoding errors: the field, what was found there, and what is valid there.
 
-/// A message that is not what its format promises. The sender is at fault; a retry of the same bytes
-/// cannot help, so the message counts as lost and its place in the sequence as a gap.
+/// Why a message was refused. The sender is at fault, and a retry of the same bytes does not help,
+/// so the message counts as lost and leaves a gap.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// A value of the wrong kind.
+    /// A value of the wrong type.
     #[error("{field}, byte {at}: found {found}, expected {expected}")]
     Unexpected {
         /// The field being read.
         field: &'static str,
         /// Offset in the payload.
         at: usize,
-        /// What stood there.
+        /// What was found.
         found: &'static str,
-        /// What belongs there.
+        /// What is valid.
         expected: &'static str,
     },
-    /// The bytes end inside a value, or a length promises more than there are.
+    /// The bytes end within a value, or a length exceeds them.
     #[error("{field}, byte {at}: found the end of the message, expected {expected}")]
     Truncated {
         /// The field being read.
@@ -31,25 +31,25 @@ pub enum DecodeError {
     TooLarge {
         /// The field being read.
         field: &'static str,
-        /// How many there are.
+        /// The number found.
         found: usize,
-        /// How many are allowed.
+        /// The limit.
         limit: usize,
     },
-    /// A field without which the event means nothing.
+    /// A required field is missing.
     #[error("{field}: found nothing, expected {expected}")]
     Missing {
-        /// The absent field.
+        /// The missing field.
         field: &'static str,
-        /// What belongs there.
+        /// What is valid.
         expected: &'static str,
     },
     /// Bytes after the end of the value.
     #[error("payload, byte {at}: found {bytes} bytes after the end, expected none")]
     Trailing {
-        /// Where the value ended.
+        /// Where the value ends.
         at: usize,
-        /// How many bytes follow.
+        /// The number of bytes after it.
         bytes: usize,
     },
     /// A multipart message with a number or shape of frames that no engine sends.

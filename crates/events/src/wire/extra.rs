@@ -1,8 +1,8 @@
-//! What an engine keys a block by beside its tokens: LoRA, images, tenant salt, embeddings.
+//! Extra keys of a block besides its tokens: LoRA, images, tenant salt, embeddings.
 //!
-//! The wire gives bare values without names, one list per block, in the order LoRA, multimodal, salt,
-//! embeddings; which is which follows from the rest of the event, so this module keeps them as they
-//! came. They are rare (most blocks have none), hence kept as msgpack and read again when asked for.
+//! Engines send bare values without names, one list per block, in the order LoRA, multimodal, salt,
+//! embeddings. The rest of the event tells which is which, so this module does not classify them.
+//! Most blocks have none, so they are kept as msgpack and parsed on access.
 
 use super::msgpack::{Int, MsgpackReader};
 use super::pack;
@@ -18,7 +18,7 @@ pub enum WireExtraKey<'a> {
     Unsigned(u64),
     /// A negative number.
     Negative(i64),
-    /// Anything else, as the msgpack it came in: (image, offset) pairs, for instance.
+    /// Any other value, as msgpack: (image, offset) pairs, for instance.
     Other(&'a [u8]),
 }
 
@@ -36,13 +36,14 @@ impl WireExtraKey<'_> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct ByteSpan {
+pub(super) struct Span {
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-impl ByteSpan {
-    /// The decoder refuses payloads of 4 GiB, and no buffer holds more items than the payload has bytes.
+impl Span {
+    /// The decoder refuses payloads of 4 GiB, and no buffer holds more items than the payload has
+    /// bytes.
     pub(super) const fn new(start: usize, end: usize) -> Self {
         Self { start: start as u32, end: end as u32 }
     }
@@ -52,21 +53,21 @@ impl ByteSpan {
     }
 }
 
-/// The lists of several blocks, in order, reusable.
+/// Lists of several blocks in order. Reusable.
 #[derive(Clone, Debug, Default)]
 pub struct ExtraKeysBuffer {
-    blocks: Vec<ByteSpan>,
+    blocks: Vec<Span>,
     msgpack: Vec<u8>,
 }
 
 impl ExtraKeysBuffer {
-    /// Appends the next block's list; an empty one means that the block has none.
+    /// Appends the next block's list, which may be empty.
     pub fn push(&mut self, keys: &[WireExtraKey<'_>]) {
         let start = self.msgpack.len();
         for key in keys {
             key.write(&mut self.msgpack);
         }
-        self.blocks.push(ByteSpan::new(start, self.msgpack.len()));
+        self.blocks.push(Span::new(start, self.msgpack.len()));
     }
 
     /// All lists.
@@ -93,35 +94,35 @@ impl ExtraKeysBuffer {
     pub(super) fn push_msgpack(&mut self, values: &[u8]) {
         let start = self.msgpack.len();
         self.msgpack.extend_from_slice(values);
-        self.blocks.push(ByteSpan::new(start, self.msgpack.len()));
+        self.blocks.push(Span::new(start, self.msgpack.len()));
     }
 
-    pub(super) fn slice(&self, blocks: ByteSpan) -> WireExtraKeys<'_> {
+    pub(super) fn slice(&self, blocks: Span) -> WireExtraKeys<'_> {
         WireExtraKeys { blocks: blocks.of(&self.blocks), msgpack: &self.msgpack }
     }
 }
 
-/// The lists of one event's blocks. An engine that says nothing gives none at all.
+/// The lists of one event's blocks; none at all if the engine sends no extra keys.
 #[derive(Clone, Copy, Default)]
 pub struct WireExtraKeys<'a> {
-    blocks: &'a [ByteSpan],
+    blocks: &'a [Span],
     msgpack: &'a [u8],
 }
 
 impl<'a> WireExtraKeys<'a> {
-    /// For how many blocks the engine gave a list, empty or not.
+    /// Number of blocks with a list, empty or not.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether the engine gave no list at all.
+    /// Whether the engine sent no list at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// The values of block `index`, none if the engine gave none.
+    /// The values of block `index`.
     pub fn block(&self, index: usize) -> impl Iterator<Item = WireExtraKey<'a>> + use<'a> {
         let mut reader = MsgpackReader::new(self.msgpack_of(index));
         std::iter::from_fn(move || next_key(&mut reader))
@@ -146,7 +147,7 @@ impl std::fmt::Debug for WireExtraKeys<'_> {
     }
 }
 
-/// The bytes were checked when they were taken in, so an error here can only mean the end.
+/// The bytes were validated when they were decoded, so an error here means the end.
 fn next_key<'a>(reader: &mut MsgpackReader<'a>) -> Option<WireExtraKey<'a>> {
     const FIELD: &str = "extra_keys";
     let start = reader.position();

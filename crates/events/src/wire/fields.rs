@@ -1,15 +1,15 @@
-//! The values of an event's fields, each checked against what its name promises.
+//! Decodes the fields of an event, and checks their types.
 
-use super::batch::DecodeNotice;
+use super::batch::GroupAttention;
 use super::decode::Decoder;
 use super::error::DecodeError;
-use super::extra::ByteSpan;
+use super::extra::Span;
 use super::limits::at_most;
 use super::msgpack::Int;
 use wornpath_index::{EngineHash, Tier};
 
 impl<'a> Decoder<'a, '_> {
-    pub(super) fn hashes(&mut self, field: &'static str) -> Result<ByteSpan, DecodeError> {
+    pub(super) fn hashes(&mut self, field: &'static str) -> Result<Span, DecodeError> {
         let count = self.reader.array(field)?;
         let start = self.batch.hashes.len();
         at_most(field, start + count, self.limits.blocks)?;
@@ -18,7 +18,7 @@ impl<'a> Decoder<'a, '_> {
             let hash = self.hash(field)?;
             self.batch.hashes.push(hash);
         }
-        Ok(ByteSpan::new(start, self.batch.hashes.len()))
+        Ok(Span::new(start, self.batch.hashes.len()))
     }
 
     #[inline]
@@ -28,7 +28,8 @@ impl<'a> Decoder<'a, '_> {
                 let at = self.reader.position();
                 let digest = self.reader.binary(field)?;
                 if digest.is_empty() {
-                    let (found, expected) = ("empty bytes", "a hash");
+                    let found = "empty bytes";
+                    let expected = "a hash";
                     return Err(DecodeError::Unexpected { field, at, found, expected });
                 }
                 Ok(EngineHash::from_digest(digest))
@@ -46,11 +47,11 @@ impl<'a> Decoder<'a, '_> {
         if self.reader.nil(FIELD)? { Ok(None) } else { self.hash(FIELD).map(Some) }
     }
 
-    pub(super) fn tokens(&mut self) -> Result<ByteSpan, DecodeError> {
+    pub(super) fn tokens(&mut self) -> Result<Span, DecodeError> {
         const FIELD: &str = "BlockStored.token_ids";
         let start = self.batch.tokens.len();
         if self.reader.nil(FIELD)? {
-            return Ok(ByteSpan::new(start, start));
+            return Ok(Span::new(start, start));
         }
         let count = self.reader.array(FIELD)?;
         at_most(FIELD, start + count, self.limits.tokens)?;
@@ -59,7 +60,7 @@ impl<'a> Decoder<'a, '_> {
             let token = self.reader.u32(FIELD)?;
             self.batch.tokens.push(token);
         }
-        Ok(ByteSpan::new(start, self.batch.tokens.len()))
+        Ok(Span::new(start, self.batch.tokens.len()))
     }
 
     pub(super) fn optional_u32(&mut self, field: &'static str) -> Result<Option<u32>, DecodeError> {
@@ -74,13 +75,13 @@ impl<'a> Decoder<'a, '_> {
         Ok(self.optional_text(field)?.map(tier_by_name))
     }
 
-    /// A copy that the publisher can reach but does not hold is no copy on one of its own tiers.
+    /// A remote copy, which the publisher can reach but does not hold, is on none of its own tiers.
     pub(super) fn is_remote(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         let locality = self.optional_text(field)?;
         Ok(locality.is_some_and(|text| text.eq_ignore_ascii_case(b"REMOTE")))
     }
 
-    pub(super) fn lora_name(&mut self) -> Result<Option<ByteSpan>, DecodeError> {
+    pub(super) fn lora_name(&mut self) -> Result<Option<Span>, DecodeError> {
         const FIELD: &str = "BlockStored.lora_name";
         let at = self.reader.position();
         let Some(name) = self.optional_text(FIELD)? else { return Ok(None) };
@@ -93,22 +94,26 @@ impl<'a> Decoder<'a, '_> {
         Ok(Some(self.batch.keep_name(name)))
     }
 
-    pub(super) fn attention(&mut self) -> Result<DecodeNotice, DecodeError> {
+    pub(super) fn attention(&mut self) -> Result<GroupAttention, DecodeError> {
         const FULL: [&[u8]; 4] = [b"full_attention", b"mla", b"sink_full", b"sink full"];
         let Some(kind) = self.optional_text("BlockStored.kv_cache_spec_kind")? else {
-            return Ok(DecodeNotice::Unsaid);
+            return Ok(GroupAttention::Unspecified);
         };
         let starts_with = |prefix: &&[u8]| {
             kind.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
         };
-        Ok(if FULL.iter().any(starts_with) { DecodeNotice::Full } else { DecodeNotice::Partial })
+        Ok(if FULL.iter().any(starts_with) {
+            GroupAttention::Full
+        } else {
+            GroupAttention::Partial
+        })
     }
 
-    pub(super) fn extra_keys(&mut self) -> Result<ByteSpan, DecodeError> {
+    pub(super) fn extra_keys(&mut self) -> Result<Span, DecodeError> {
         const FIELD: &str = "BlockStored.extra_keys";
         let first = self.batch.extra_keys.block_count();
         if self.reader.nil(FIELD)? {
-            return Ok(ByteSpan::new(first, first));
+            return Ok(Span::new(first, first));
         }
         let count = self.reader.array(FIELD)?;
         at_most(FIELD, first + count, self.limits.blocks)?;
@@ -122,11 +127,11 @@ impl<'a> Decoder<'a, '_> {
             (0..values).try_for_each(|_| self.reader.skip(FIELD))?;
             self.batch.extra_keys.push_msgpack(self.reader.since(start));
         }
-        Ok(ByteSpan::new(first, self.batch.extra_keys.block_count()))
+        Ok(Span::new(first, self.batch.extra_keys.block_count()))
     }
 }
 
-/// The tier that engines call so; in any case, as they do not agree on that.
+/// The tier of an engine's medium. Engines differ in upper and lower case.
 pub(crate) fn tier_by_name(name: &[u8]) -> Tier {
     const MEDIA: [(&[u8], Tier); 6] = [
         (b"GPU", Tier::Gpu),

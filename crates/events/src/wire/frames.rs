@@ -1,8 +1,8 @@
 //! The frames around a payload: topic, sequence number, payload.
 //!
-//! Published messages are `[topic][sequence][payload]`. Answers to a replay request begin with an empty
-//! frame; vLLM before 0.26 and SGLang leave their topic out. Counted from the end all of these agree,
-//! so that is how they are read.
+//! Published messages are `[topic][sequence][payload]`. Replies to a replay request begin with an
+//! empty frame; vLLM before 0.26 and SGLang omit their topic. Counted from the end all of these
+//! agree, so they are parsed from the end.
 
 use super::error::DecodeError;
 
@@ -18,15 +18,15 @@ pub enum WireMessage<'a> {
         /// The msgpack, for [`decode`](super::decode).
         payload: &'a [u8],
     },
-    /// The replay socket has sent all it holds.
+    /// The end of a replay.
     ReplayEnd,
 }
 
 impl<'a> WireMessage<'a> {
-    /// What follows the last batch of a replay in place of a sequence number.
+    /// The sequence number of the message that ends a replay.
     pub const REPLAY_END: u64 = u64::MAX;
 
-    /// Reads a multipart message.
+    /// Parses a multipart message.
     ///
     /// # Errors
     /// The frames are not those of an event stream.
@@ -60,7 +60,7 @@ mod tests {
     const SEVEN: [u8; 8] = 7_u64.to_be_bytes();
 
     #[test]
-    fn a_published_message_and_both_forms_of_replay_say_the_same() {
+    fn a_published_message_and_both_forms_of_replay_parse_alike() {
         let expected = |topic| WireMessage::Batch { topic, sequence: 7, payload: b"p" };
         let parse = |frames: &'static [&'static [u8]]| WireMessage::parse(frames).unwrap();
         assert_eq!(parse(&[b"kv", &SEVEN, b"p"]), expected(b"kv"));
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_replay_is_known_with_and_without_a_topic_frame() {
+    fn the_end_of_a_replay_is_recognized_with_and_without_a_topic_frame() {
         let end = [0xFF_u8; 8];
         assert_eq!(WireMessage::parse(&[&[], &[], &end[..], &[]]), Ok(WireMessage::ReplayEnd));
         assert_eq!(WireMessage::parse(&[&[], &end[..], &[]]), Ok(WireMessage::ReplayEnd));

@@ -1,8 +1,8 @@
-//! How much one message may hold.
+//! Limits of one message.
 
 use super::error::DecodeError;
 
-/// What one message may hold at most. Memory for a batch is bounded by these, whatever an engine sends.
+/// Limits of one message, which bound the memory of a batch whatever an engine sends.
 #[derive(Clone, Copy, Debug)]
 pub struct WireLimits {
     /// Bytes of the payload.

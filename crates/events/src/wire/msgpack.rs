@@ -1,10 +1,10 @@
-//! The few msgpack reads that cache events need, straight from the bytes.
+//! A msgpack reader for cache events.
 //!
 //! A general decoder would build a tree of values for every token id. This one only moves a cursor:
 //! integers go into the caller's buffers, strings and byte strings are borrowed. Nothing recurses:
-//! skipping a nested value counts the items still owed instead of descending, so hostile nesting costs
-//! no stack. A length that promises more items than bytes remain is refused before anybody reserves
-//! memory for it, since every item takes at least one byte.
+//! skipping a nested value counts the items that are left instead of descending, so hostile nesting
+//! costs no stack. A length of more items than bytes remain is refused before memory is reserved,
+//! since every item takes at least one byte.
 
 use super::error::DecodeError;
 
@@ -35,12 +35,12 @@ impl<'a> MsgpackReader<'a> {
         self.bytes.len() - self.at
     }
 
-    /// What has been read since `start`, a position asked for earlier.
+    /// The bytes read since the position `start`.
     pub(super) fn since(&self, start: usize) -> &'a [u8] {
         &self.bytes[start..self.at]
     }
 
-    /// The next value's first byte, which tells its kind.
+    /// The next value's first byte, which determines its type.
     pub(super) fn peek(&self, field: &'static str) -> Result<u8, DecodeError> {
         self.bytes.get(self.at).copied().ok_or(DecodeError::Truncated {
             field,
@@ -78,7 +78,8 @@ impl<'a> MsgpackReader<'a> {
         self.backed_by_bytes(field, length, 2)
     }
 
-    /// A string, as bytes: names are compared with ASCII ones, and text is checked where it is kept.
+    /// A string as bytes: names are compared with ASCII ones, and text that is kept is validated by
+    /// the caller.
     pub(super) fn text(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         let marker = self.peek(field)?;
         let length = match marker {
@@ -158,15 +159,15 @@ impl<'a> MsgpackReader<'a> {
         }
     }
 
-    /// Passes over one value, however deeply nested.
+    /// Skips one value, however deeply nested.
     pub(super) fn skip(&mut self, field: &'static str) -> Result<(), DecodeError> {
-        let mut owed = 1_usize;
-        while owed > 0 {
-            owed -= 1;
+        let mut left = 1_usize;
+        while left > 0 {
+            left -= 1;
             match self.peek(field)? {
                 0x00..=0x7f | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => self.at += 1,
-                0x90..=0x9f | 0xdc | 0xdd => owed += self.array(field)?,
-                0x80..=0x8f | 0xde | 0xdf => owed += 2 * self.map(field)?,
+                0x90..=0x9f | 0xdc | 0xdd => left += self.array(field)?,
+                0x80..=0x8f | 0xde | 0xdf => left += 2 * self.map(field)?,
                 0xa0..=0xbf | 0xd9..=0xdb => drop(self.text(field)?),
                 0xc4..=0xc6 => drop(self.binary(field)?),
                 marker @ (0xc7..=0xc9 | 0xd4..=0xd8) => self.skip_extension(field, marker)?,
@@ -175,8 +176,9 @@ impl<'a> MsgpackReader<'a> {
                 0xcc..=0xd3 => drop(self.int(field)?),
                 0xc1 => return Err(self.unexpected(field, "a value")),
             }
-            // What outer arrays still owe needs bytes too, so nested claims that no bytes back end here.
-            if owed > self.remaining() {
+            // Items of outer arrays need bytes too, so nested lengths that exceed the bytes end
+            // here.
+            if left > self.remaining() {
                 return Err(DecodeError::Truncated { field, at: self.at, expected: "more items" });
             }
         }

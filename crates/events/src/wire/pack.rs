@@ -1,4 +1,4 @@
-//! The few msgpack writes that cache events need, each in its shortest form.
+//! A msgpack writer for cache events, with the shortest encoding of each value.
 
 pub(super) fn nil(out: &mut Vec<u8>) {
     out.push(0xc0);
@@ -48,7 +48,7 @@ pub(super) fn float(out: &mut Vec<u8>, value: f64) {
     tagged(out, 0xcb, &value.to_bits().to_be_bytes());
 }
 
-/// How one family of values writes its length.
+/// How one type of values encodes its length.
 struct MsgpackHeader {
     /// Marker to which a length up to the maximum is added.
     short: Option<(u8, usize)>,
@@ -58,7 +58,7 @@ struct MsgpackHeader {
     wide: [u8; 2],
 }
 
-/// Lengths beyond 32 bits have no form in msgpack; a batch that long is never built.
+/// Msgpack has no lengths beyond 32 bits; no batch is that long.
 fn header(out: &mut Vec<u8>, length: usize, family: &MsgpackHeader) {
     match (length, family.short, family.byte) {
         (_, Some((marker, most)), _) if length <= most => out.push(marker | length as u8),

@@ -1,24 +1,24 @@
-//! Where an engine publishes, as people write it down.
+//! Addresses of engines' publishers in configuration.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// `zmq://host:port`, with `?replay=port` or `?replay=host:port` and `?topic=prefix` where there are such.
+/// `zmq://host:port`, optionally with `?replay=port` or `?replay=host:port` and `?topic=prefix`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZmqAddress {
     /// Host and port of the PUB socket.
     pub publisher: String,
     /// Host and port of the ROUTER socket that replays.
     pub replay: Option<String>,
-    /// What topics begin with; empty for all.
+    /// The topic prefix to subscribe to; empty for all.
     pub topic: String,
 }
 
-/// An address that cannot be one.
+/// An invalid address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("event source `{address}`: {problem}; write zmq://host:port?replay=port&topic=prefix")]
 pub struct ZmqAddressError {
-    /// What was written.
+    /// The address as written.
     pub address: String,
     /// What is wrong with it.
     pub problem: String,
@@ -28,12 +28,12 @@ impl ZmqAddress {
     /// The address of data-parallel rank `rank`: both ports counted up by it.
     ///
     /// # Errors
-    /// There is no such port.
+    /// The port would be beyond 65535.
     pub fn of_rank(&self, rank: u16) -> Result<Self, ZmqAddressError> {
         let shifted = |address: &String| {
             let (host, port) = host_and_port(address).map_err(|problem| self.error(problem))?;
             let port = port.checked_add(rank).ok_or_else(|| {
-                self.error(format!("rank {rank} would be at a port beyond 65535"))
+                self.error(format!("the port of rank {rank} would be beyond 65535"))
             })?;
             Ok(format!("{host}:{port}"))
         };
@@ -74,7 +74,7 @@ impl fmt::Display for ZmqAddress {
 
 fn parse(address: &str) -> Result<ZmqAddress, String> {
     let rest = address.strip_prefix("zmq://").or_else(|| address.strip_prefix("tcp://"));
-    let rest = rest.ok_or("it begins with neither zmq:// nor tcp://")?;
+    let rest = rest.ok_or("it must begin with zmq:// or tcp://")?;
     let (publisher, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (host, _) = host_and_port(publisher)?;
     let mut parsed =
@@ -89,7 +89,7 @@ fn parse(address: &str) -> Result<ZmqAddress, String> {
                 host_and_port(full)?;
                 parsed.replay = Some(full.to_owned());
             }
-            _ => return Err(format!("`{pair}` is neither replay=… nor topic=…")),
+            _ => return Err(format!("unknown parameter `{pair}`; use replay=… or topic=…")),
         }
     }
     Ok(parsed)
@@ -102,7 +102,7 @@ fn host_and_port(address: &str) -> Result<(&str, u16), String> {
     }
     match port.parse() {
         Ok(port) if port > 0 => Ok((host, port)),
-        _ => Err(format!("`{port}` is no port from 1 to 65535")),
+        _ => Err(format!("invalid port `{port}`; use 1 to 65535")),
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_read_and_written_and_counted_up_by_rank() {
+    fn an_address_round_trips_and_each_rank_has_its_own_ports() {
         let address: ZmqAddress = "tcp://[::1]:5557?replay=5600&topic=kv@".parse().unwrap();
         assert_eq!(address.to_string(), "zmq://[::1]:5557?replay=[::1]:5600&topic=kv@");
         let rank = address.of_rank(3).unwrap();
@@ -120,15 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_an_address_is_refused_with_the_reason() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         let refusal = |address: &str| address.parse::<ZmqAddress>().unwrap_err().problem;
-        assert_eq!(refusal("http://pod:1"), "it begins with neither zmq:// nor tcp://");
+        assert_eq!(refusal("http://pod:1"), "it must begin with zmq:// or tcp://");
         assert_eq!(refusal("zmq://pod"), "`pod` has no port");
         assert_eq!(refusal("zmq://*:5557"), "`*:5557` has no host to connect to");
-        assert_eq!(refusal("zmq://pod:70000"), "`70000` is no port from 1 to 65535");
-        assert_eq!(refusal("zmq://pod:1?reply=2"), "`reply=2` is neither replay=… nor topic=…");
+        assert_eq!(refusal("zmq://pod:70000"), "invalid port `70000`; use 1 to 65535");
+        assert_eq!(
+            refusal("zmq://pod:1?reply=2"),
+            "unknown parameter `reply=2`; use replay=… or topic=…"
+        );
         assert_eq!(refusal("zmq://pod:1?replay=x"), "`x` has no port");
         let last: ZmqAddress = "zmq://pod:65535".parse().unwrap();
-        assert!(last.of_rank(1).unwrap_err().to_string().contains("rank 1 would be at a port"));
+        assert!(
+            last.of_rank(1).unwrap_err().to_string().contains("port of rank 1 would be beyond")
+        );
     }
 }

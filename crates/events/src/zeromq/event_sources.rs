@@ -1,19 +1,19 @@
-//! Where an engine publishes, as newer vLLM lists it at `GET /kv_event_sources`: by rank, its own settings.
+//! `GET /kv_event_sources` of newer vLLM: the settings of its publishers, by rank.
 
 use super::address::ZmqAddress;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A list of publishers that cannot be used.
+/// Why a list of publishers cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EventSourcesError {
-    /// It is no list of publishers.
-    #[error("/kv_event_sources: {0}; expected settings of publishers by rank")]
+    /// It is not the expected JSON.
+    #[error("/kv_event_sources: {0}; expected a map from ranks to publishers")]
     Json(String),
-    /// An address in it is none.
+    /// An endpoint in it is invalid.
     #[error("/kv_event_sources, rank {rank}: {problem}")]
     Address {
-        /// Whose.
+        /// The rank of the publisher.
         rank: u32,
         /// What is wrong with it.
         problem: String,
@@ -32,11 +32,11 @@ struct EventPublisher {
 }
 
 impl ZmqAddress {
-    /// Reads a list of publishers. Those that listen everywhere are at `host`, and those that are not ZeroMQ are
-    /// passed over.
+    /// Parses a list of publishers. Wildcard endpoints are at `host`, and publishers other than
+    /// ZeroMQ are skipped.
     ///
     /// # Errors
-    /// It is no such list.
+    /// The list cannot be used.
     pub fn listed(json: &[u8], host: &str) -> Result<BTreeMap<u32, Self>, EventSourcesError> {
         let listed: BTreeMap<u32, EventPublisher> = serde_json::from_slice(json)
             .map_err(|error| EventSourcesError::Json(error.to_string()))?;
@@ -58,10 +58,10 @@ impl ZmqAddress {
     }
 }
 
-/// Host and port to connect to.
+/// The host and port to connect to.
 fn reachable(endpoint: &str, host: &str) -> Result<String, String> {
-    let place = endpoint.strip_prefix("tcp://").ok_or(format!("`{endpoint}` is not tcp://…"))?;
-    let (bound, port) = place.rsplit_once(':').ok_or(format!("`{endpoint}` has no port"))?;
+    let address = endpoint.strip_prefix("tcp://").ok_or(format!("`{endpoint}` is not tcp://…"))?;
+    let (bound, port) = address.rsplit_once(':').ok_or(format!("`{endpoint}` has no port"))?;
     if !port.parse::<u16>().is_ok_and(|port| port > 0) {
         return Err(format!("`{endpoint}` has no port from 1 to 65535"));
     }
@@ -73,7 +73,7 @@ fn reachable(endpoint: &str, host: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// As vLLM 0.32 answers.
+    /// A response of vLLM 0.32.
     const ANSWER: &[u8] = br#"{"0": {"enable_kv_cache_events": true, "publisher": "zmq",
         "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5600", "buffer_steps": 10000,
         "hwm": 100000, "max_queue_size": 100000, "topic": "kv"},
@@ -82,18 +82,18 @@ mod tests {
         "2": {"publisher": "null", "endpoint": "tcp://*:1"}}"#;
 
     #[test]
-    fn every_rank_is_found_where_it_can_be_reached() {
+    fn every_rank_gets_an_address_that_can_be_dialed() {
         let listed = ZmqAddress::listed(ANSWER, "pod").unwrap();
         let shown: Vec<_> = listed.iter().map(|(rank, at)| (*rank, at.to_string())).collect();
         assert_eq!(shown[0], (0, "zmq://pod:5557?replay=pod:5600&topic=kv".to_owned()));
         assert_eq!(shown[1], (1, "zmq://10.0.0.7:5558".to_owned()));
-        assert_eq!(shown.len(), 2, "who does not publish over ZeroMQ is passed over");
+        assert_eq!(shown.len(), 2, "a publisher other than ZeroMQ is skipped");
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_the_reason() {
+    fn an_invalid_list_is_refused_with_the_reason() {
         let refusal = |json: &[u8]| ZmqAddress::listed(json, "pod").unwrap_err().to_string();
-        assert!(refusal(b"[]").contains("expected settings of publishers by rank"));
+        assert!(refusal(b"[]").contains("expected a map from ranks to publishers"));
         assert!(
             refusal(br#"{"0": {"endpoint": "ipc:///x"}}"#).contains("`ipc:///x` is not tcp://")
         );

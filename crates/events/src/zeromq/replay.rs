@@ -1,7 +1,7 @@
-//! Asking an engine's replay socket, beside the live stream.
+//! Client of an engine's replay socket, beside the live stream.
 //!
-//! A connection is kept while each answer has come to its end. One that was given up is closed with what is
-//! still under way in it, so that no answer is taken for that of a later question.
+//! The connection is reused after a complete reply. A reply that was given up closes the
+//! connection, so that no part of it is taken for the reply to a later query.
 
 use super::dial::Dialer;
 use crate::wire::WireMessage;
@@ -12,59 +12,67 @@ use tokio::net::TcpStream;
 
 type Connecting = dyn Future<Output = Result<ZmtpConnection<TcpStream>, ZmtpError>> + Send;
 
-pub(super) struct ReplayQuery {
+pub(super) struct ReplayClient {
     address: String,
     pub(super) dial: Dialer,
     connection: Option<ZmtpConnection<TcpStream>>,
-    /// Kept over calls: a busy live stream interrupts each of them before it could come to its end.
+    /// Kept across calls: a busy live stream cancels each of them before it completes.
     connecting: Option<Pin<Box<Connecting>>>,
-    /// The number to ask from, until it is asked.
-    wish: Option<u64>,
-    /// An answer is under way.
-    answering: bool,
+    /// The first number of a query that was not sent yet.
+    requested: Option<u64>,
+    /// A reply is in flight.
+    is_replying: bool,
 }
 
-impl ReplayQuery {
+impl ReplayClient {
     pub(super) fn new(address: String) -> Self {
         let dial = Dialer::default();
-        Self { address, dial, connection: None, connecting: None, wish: None, answering: false }
-    }
-
-    pub(super) fn ask(&mut self, from: u64) {
-        if self.answering {
-            self.forget();
+        Self {
+            address,
+            dial,
+            connection: None,
+            connecting: None,
+            requested: None,
+            is_replying: false,
         }
-        self.wish = Some(from);
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn request(&mut self, from: u64) {
+        if self.is_replying {
+            self.reset();
+        }
+        self.requested = Some(from);
+    }
+
+    pub(super) fn reset(&mut self) {
         let dial = std::mem::take(&mut self.dial);
         *self = Self { dial, ..Self::new(std::mem::take(&mut self.address)) };
     }
 
-    /// The next message of an answer; for ever, while there is none. A question that fails is dropped: who
-    /// asked will ask again.
+    /// The next message of a reply; pending while there is no query. A query that fails is dropped,
+    /// and times out.
     pub(super) async fn next(&mut self) -> Vec<Bytes> {
         loop {
             match self.exchange().await {
                 Ok(frames) => {
-                    self.answering =
+                    self.is_replying =
                         !matches!(WireMessage::parse(&frames), Ok(WireMessage::ReplayEnd));
                     return frames;
                 }
-                Err(_) => self.forget(),
+                Err(_) => self.reset(),
             }
         }
     }
 
     async fn exchange(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
-        if self.wish.is_none() && !self.answering {
+        if self.requested.is_none() && !self.is_replying {
             return std::future::pending().await;
         }
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
-                let (dial, address) = (&self.dial, &self.address);
+                let dial = &self.dial;
+                let address = &self.address;
                 let connecting = self.connecting.get_or_insert_with(|| {
                     Box::pin(dial.clone().connect(address.clone(), SocketKind::Dealer))
                 });
@@ -73,8 +81,8 @@ impl ReplayQuery {
                 none.insert(connected?)
             }
         };
-        if let Some(from) = self.wish.take() {
-            self.answering = true;
+        if let Some(from) = self.requested.take() {
+            self.is_replying = true;
             connection.send(&[&[][..], &from.to_be_bytes()]).await?;
         }
         connection.receive().await

@@ -1,7 +1,7 @@
-//! One peer: the handshake, then messages both ways.
+//! A connection to one peer: the handshake, then messages in both directions.
 //!
-//! Both directions can be dropped at any await without losing or doubling a byte: what came stays in the
-//! inbox, what is to be sent stays in the outbox.
+//! Both directions are cancel-safe: received bytes stay in the inbox, bytes to send stay in the
+//! outbox.
 
 use super::error::ZmtpError;
 use super::frame::{self, Frame, Inbox};
@@ -11,22 +11,22 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, ToSocketAddrs};
 
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Room for the next read; a message that is longer takes several.
+/// Buffer for the next read; a longer message takes several.
 const READ_BYTES: usize = 64 << 10;
 
-/// A peer that has shaken hands.
+/// A peer after the handshake.
 pub struct ZmtpConnection<S> {
     stream: S,
     inbox: Inbox,
     outbox: BytesMut,
-    /// The frames of a message whose last has not come yet.
+    /// The frames of a message that is not complete yet.
     frames: Vec<Bytes>,
     ping: Ping,
 }
 
-/// How the peer takes pings. One that never answered any may not know them.
+/// The peer's answers to pings. A peer that never answered may not support them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ping {
     NeverAnswered,
@@ -35,12 +35,12 @@ enum Ping {
 }
 
 impl ZmtpConnection<TcpStream> {
-    /// Connects and shakes hands.
+    /// Connects and performs the handshake.
     ///
     /// # Errors
-    /// Nobody listens there, or not a socket that can speak with `own`.
+    /// The address is unreachable, or the peer is not a socket that talks to `own`.
     pub async fn connect(address: impl ToSocketAddrs, own: SocketKind) -> Result<Self, ZmtpError> {
-        in_time(async {
+        with_timeout(async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             Self::handshake(stream, own).await
@@ -49,21 +49,22 @@ impl ZmtpConnection<TcpStream> {
     }
 }
 
-/// The outcome, if it comes within the time that a handshake may take.
-pub(crate) async fn in_time<T>(
+/// Applies the handshake's timeout.
+pub(crate) async fn with_timeout<T>(
     attempt: impl Future<Output = Result<T, ZmtpError>>,
 ) -> Result<T, ZmtpError> {
-    let silent = ZmtpError::Silent { seconds: HANDSHAKE.as_secs() };
-    tokio::time::timeout(HANDSHAKE, attempt).await.unwrap_or(Err(silent))
+    let timeout = ZmtpError::Timeout { seconds: HANDSHAKE_TIMEOUT.as_secs() };
+    tokio::time::timeout(HANDSHAKE_TIMEOUT, attempt).await.unwrap_or(Err(timeout))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
-    /// Shakes hands over a fresh stream of any kind.
+    /// Performs the handshake over a new stream of any kind.
     ///
     /// # Errors
-    /// The peer is no ZeroMQ socket that can speak with `own`.
+    /// The peer is not a ZeroMQ socket that talks to `own`.
     pub async fn handshake(stream: S, own: SocketKind) -> Result<Self, ZmtpError> {
-        let (inbox, frames) = (Inbox::default(), Vec::new());
+        let inbox = Inbox::default();
+        let frames = Vec::new();
         let outbox = BytesMut::from(&GREETING[..]);
         let mut this = Self { stream, inbox, outbox, frames, ping: Ping::NeverAnswered };
         while this.inbox.bytes.len() < GREETING_BYTES {
@@ -89,11 +90,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
     /// The next message, as its frames.
     ///
     /// # Errors
-    /// The connection is of no more use.
+    /// The connection is lost.
     pub async fn receive(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
         loop {
             match self.inbox.next()? {
-                Some(Frame::Command(body)) => self.obey(&body),
+                Some(Frame::Command(body)) => self.handle_command(&body),
                 Some(Frame::Part { body, more }) => {
                     self.frames.push(body);
                     if !more {
@@ -105,27 +106,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
         }
     }
 
-    /// Sends a message. If this is dropped before its end, the rest is sent with the next.
+    /// Sends a message. If it is cancelled, the rest is sent with the next.
     ///
     /// # Errors
-    /// The connection is of no more use.
+    /// The connection is lost.
     pub async fn send<F: AsRef<[u8]>>(&mut self, frames: &[F]) -> Result<(), ZmtpError> {
         frame::put_message(&mut self.outbox, frames);
         self.flush().await
     }
 
-    /// Asks a publisher for the messages whose first frame begins with `topic`; all, if it is empty.
+    /// Subscribes to messages whose first frame begins with `topic`; to all if it is empty.
     ///
     /// # Errors
-    /// The connection is of no more use.
+    /// The connection is lost.
     pub async fn subscribe(&mut self, topic: &[u8]) -> Result<(), ZmtpError> {
         self.send(&[[&[1], topic].concat()]).await
     }
 
-    /// Asks for a sign of life, to be called after a silence. Whether there was one since the last ping.
+    /// Sends a ping; call it after a silence. Returns whether the peer answered the last one.
     ///
     /// # Errors
-    /// The peer answered pings before and has stopped to, or the connection is of no more use.
+    /// The peer answered pings before and did not answer the last one, or the connection is lost.
     pub async fn ping(&mut self) -> Result<bool, ZmtpError> {
         let answered = self.ping;
         if answered == Ping::Awaited {
@@ -140,15 +141,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
         Ok(answered == Ping::Answered)
     }
 
-    /// Sends bytes that are frames already.
+    /// Sends bytes that are framed already.
     pub(super) async fn send_framed(&mut self, message: &[u8]) -> Result<(), ZmtpError> {
         self.outbox.extend_from_slice(message);
         self.flush().await
     }
 
-    /// A peer that looks after its connections wants its ping returned. Commands that are not known
-    /// are none of ours.
-    fn obey(&mut self, body: &[u8]) {
+    /// Answers pings, and records answers to ours. Unknown commands are ignored.
+    fn handle_command(&mut self, body: &[u8]) {
         match frame::command(body) {
             Some((b"PING", content)) => {
                 let context = content.get(2..).unwrap_or_default();
@@ -159,7 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
         }
     }
 
-    /// Sends what is to be sent, then waits for more bytes.
+    /// Flushes the outbox, then waits for more bytes.
     async fn exchange(&mut self) -> Result<(), ZmtpError> {
         self.flush().await?;
         self.inbox.bytes.reserve(READ_BYTES);

@@ -1,51 +1,49 @@
-//! Why a peer cannot be spoken with.
+//! Errors of a connection.
 
-use super::handshake::SocketKind;
-
-/// The connection is of no more use; a new one may be.
+/// Why a connection failed. A new one may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
-    /// The network failed, or nobody listens.
+    /// A network error.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer does not answer pings any more.
-    #[error("the peer does not answer any more")]
+    /// The peer answered pings before and stopped.
+    #[error("the peer stopped answering pings")]
     Lost,
-    /// The peer did not finish its handshake in time.
-    #[error("the peer did not finish the handshake within {seconds} s; is it a ZeroMQ socket?")]
-    Silent {
-        /// How long it had.
+    /// The handshake timed out.
+    #[error("handshake timeout after {seconds} s; check that the peer is a ZeroMQ socket")]
+    Timeout {
+        /// The timeout.
         seconds: u64,
     },
-    /// The bytes are not those of a ZeroMQ peer that can be understood.
+    /// The bytes are not ZMTP 3.
     #[error("{part}: found {found}, expected {expected}")]
     Unexpected {
-        /// What was being read.
+        /// The part that was being read.
         part: &'static str,
-        /// What stood there.
+        /// What the peer sent.
         found: String,
-        /// What belongs there.
+        /// What is valid there.
         expected: &'static str,
     },
-    /// A socket of another kind answers at this address.
-    #[error("the peer is a {found} socket, which cannot speak with {own:?}; check the port")]
+    /// The peer is a socket of another type.
+    #[error("the peer is a {found} socket, which does not talk to {own}; check the port")]
     WrongSocket {
-        /// What we are.
-        own: SocketKind,
-        /// What the peer says it is.
+        /// Our socket type.
+        own: &'static str,
+        /// The peer's socket type.
         found: String,
     },
-    /// A message larger than anything that is sent in earnest.
+    /// A message exceeds a limit.
     #[error("{part}: found {found}, expected at most {limit}")]
     TooLarge {
-        /// What is too large.
+        /// Which limit.
         part: &'static str,
-        /// How large it claims to be.
+        /// The size that the peer announced.
         found: u64,
-        /// How large it may be.
+        /// The limit.
         limit: u64,
     },
 }

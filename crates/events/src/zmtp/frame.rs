@@ -7,20 +7,29 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// A whole message: room for the largest payload that is decoded, and its other frames.
-const MOST_BYTES: u64 = 33 << 20;
+/// A whole message: the largest payload that the decoder accepts, and its other frames.
+const MAX_BYTES: u64 = 33 << 20;
 /// Frames of one message; those of events have at most four.
-const MOST_FRAMES: u64 = 16;
+const MAX_FRAMES: u64 = 16;
 
 /// One frame.
 pub(super) enum Frame {
     /// A part of a message, and whether more parts follow.
     Part { body: Bytes, more: bool },
-    /// Between the libraries themselves.
+    /// A command of the protocol itself.
     Command(Bytes),
 }
 
-/// Takes bytes in as they come and gives frames out.
+/// Flags and length of a frame.
+struct FrameHeader {
+    flags: u8,
+    /// Bytes of the header itself.
+    bytes: usize,
+    /// Bytes of the body.
+    length: u64,
+}
+
+/// Splits received bytes into frames.
 #[derive(Default)]
 pub(super) struct Inbox {
     pub(super) bytes: BytesMut,
@@ -29,9 +38,11 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// The next whole frame, or nothing while it is not there.
+    /// The next frame, once it is complete.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, ZmtpError> {
-        let Some((flags, header, length)) = self.peek()? else { return Ok(None) };
+        let Some(FrameHeader { flags, bytes: header, length }) = self.peek()? else {
+            return Ok(None);
+        };
         if ((self.bytes.len() - header) as u64) < length {
             return Ok(None);
         }
@@ -45,27 +56,28 @@ impl Inbox {
             self.message_bytes += length;
             self.message_frames += 1;
         } else {
-            (self.message_bytes, self.message_frames) = (0, 0);
+            self.message_bytes = 0;
+            self.message_frames = 0;
         }
         Ok(Some(Frame::Part { body, more }))
     }
 
-    /// Flags, length of the header and length of the body, once they are there and allowed.
-    fn peek(&self) -> Result<Option<(u8, usize, u64)>, ZmtpError> {
+    /// The next frame's header, once it is complete. Fails if the body would exceed a limit.
+    fn peek(&self) -> Result<Option<FrameHeader>, ZmtpError> {
         let Some(flags) = self.bytes.first().copied() else { return Ok(None) };
         if flags & !(MORE | LONG | COMMAND) != 0 || flags & (MORE | COMMAND) == MORE | COMMAND {
-            return Err(ZmtpError::unexpected("flags of a frame", &[flags], "0 to 4, or 6"));
+            return Err(ZmtpError::unexpected("frame flags", &[flags], "0 to 4, or 6"));
         }
-        let (header, length) = if flags & LONG != 0 {
+        let (bytes, length) = if flags & LONG != 0 {
             let Some(length) = self.bytes.get(1..9) else { return Ok(None) };
             (9, length.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
         } else {
             let Some(length) = self.bytes.get(1) else { return Ok(None) };
             (2, u64::from(*length))
         };
-        at_most("bytes of a message", self.message_bytes.saturating_add(length), MOST_BYTES)?;
-        at_most("frames of a message", self.message_frames + 1, MOST_FRAMES)?;
-        Ok(Some((flags, header, length)))
+        at_most("bytes of a message", self.message_bytes.saturating_add(length), MAX_BYTES)?;
+        at_most("frames of a message", self.message_frames + 1, MAX_FRAMES)?;
+        Ok(Some(FrameHeader { flags, bytes, length }))
     }
 }
 
@@ -81,7 +93,7 @@ pub(super) fn put_message<F: AsRef<[u8]>>(out: &mut BytesMut, frames: &[F]) {
     }
 }
 
-/// Writes a command: its name, and what it says.
+/// Writes a command.
 pub(super) fn put_command(out: &mut BytesMut, name: &str, content: &[u8]) {
     let mut body = Vec::with_capacity(1 + name.len() + content.len());
     body.push(name.len() as u8);
@@ -90,7 +102,7 @@ pub(super) fn put_command(out: &mut BytesMut, name: &str, content: &[u8]) {
     put(out, COMMAND, &body);
 }
 
-/// A command's name and what it says.
+/// Splits a command into its name and its content.
 pub(super) fn command(body: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = body.split_first()?;
     rest.split_at_checked(usize::from(*length))
@@ -128,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_come_out_as_they_went_in_however_the_bytes_are_cut(
+        fn frames_round_trip_however_the_bytes_are_split(
             frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 1..8),
             cut in 1..700_usize,
         ) {
@@ -138,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_give_frames_or_an_error(
+        fn reading_any_bytes_does_not_panic(
             bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 1..50_usize,
         ) {
             let _ = read(&bytes, cut);
@@ -146,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_limit_is_refused_before_its_bytes_come() {
+    fn a_length_beyond_the_limit_is_refused_before_the_body_arrives() {
         let claim = [[LONG, 0, 0, 0, 0xFF, 0, 0, 0, 0].as_slice(), b"few"].concat();
         let refusal = read(&claim, 100).unwrap_err().to_string();
         assert!(refusal.starts_with("bytes of a message: found 1095216660480"), "{refusal}");
     }
 
     #[test]
-    fn endless_messages_are_refused_by_their_frames_and_by_their_bytes() {
+    fn an_endless_message_is_refused_by_the_number_of_frames_and_of_bytes() {
         let refusal = |frame: Vec<u8>| read(&frame.repeat(40), 1 << 20).unwrap_err().to_string();
         assert!(refusal(vec![MORE, 1, b'x']).starts_with("frames of a message: found 17"));
         let mut megabytes = vec![MORE | LONG, 0, 0, 0, 0, 0, 0x40, 0, 0];

@@ -1,14 +1,17 @@
-//! The greeting and what peers tell each other before the first message.
+//! The greeting and the READY command.
 
 use super::error::ZmtpError;
 use super::frame;
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// Version 3.0 without encryption. To a peer of a later minor version this says that subscriptions come
-/// as messages.
+/// Version 3.0 without encryption, by which peers of a later minor version know that subscriptions
+/// are sent as messages.
 pub(super) const GREETING: [u8; GREETING_BYTES] = {
     let mut bytes = [0; GREETING_BYTES];
-    (bytes[0], bytes[8], bytes[9], bytes[10]) = (0xFF, 1, 0x7F, 3);
+    bytes[0] = 0xFF;
+    bytes[8] = 1;
+    bytes[9] = 0x7F;
+    bytes[10] = 3;
     let name = *b"NULL";
     let mut at = 0;
     while at < name.len() {
@@ -19,16 +22,16 @@ pub(super) const GREETING: [u8; GREETING_BYTES] = {
 };
 pub(super) const GREETING_BYTES: usize = 64;
 
-/// The kinds of socket that events need.
+/// The socket types that events need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SocketKind {
-    /// Sends to whom it may concern.
+    /// Publishes messages.
     Pub,
-    /// Receives what it subscribed to.
+    /// Receives the topics that it subscribed to.
     Sub,
-    /// Asks, and receives as many answers as there are.
+    /// Sends requests, and receives any number of replies.
     Dealer,
-    /// Answers.
+    /// Replies to requests.
     Router,
 }
 
@@ -42,7 +45,7 @@ impl SocketKind {
         }
     }
 
-    fn speaks_with(self, peer: &[u8]) -> bool {
+    fn talks_to(self, peer: &[u8]) -> bool {
         match self {
             Self::Pub => matches!(peer, b"SUB" | b"XSUB"),
             Self::Sub => matches!(peer, b"PUB" | b"XPUB"),
@@ -51,7 +54,7 @@ impl SocketKind {
         }
     }
 
-    /// What we say of ourselves.
+    /// Writes our READY command.
     pub(super) fn put_ready(self, out: &mut BytesMut) {
         let mut properties = Vec::new();
         put_property(&mut properties, "Socket-Type", self.name());
@@ -61,28 +64,28 @@ impl SocketKind {
         frame::put_command(out, "READY", &properties);
     }
 
-    /// What the peer says of itself.
+    /// Checks the peer's READY command.
     pub(super) fn check_ready(self, body: &Bytes) -> Result<(), ZmtpError> {
         let (name, content) = frame::command(body).unwrap_or((body, b""));
         match name {
             b"READY" => {}
             b"ERROR" => {
-                return Err(ZmtpError::unexpected("handshake", content, "the peer's consent"));
+                return Err(ZmtpError::unexpected("handshake", content, "READY"));
             }
             _ => return Err(ZmtpError::unexpected("handshake", name, "READY")),
         }
         match property(content, b"socket-type") {
-            Some(peer) if self.speaks_with(peer) => Ok(()),
+            Some(peer) if self.talks_to(peer) => Ok(()),
             Some(peer) => {
                 let found = peer[..peer.len().min(32)].escape_ascii().to_string();
-                Err(ZmtpError::WrongSocket { own: self, found })
+                Err(ZmtpError::WrongSocket { own: self.name(), found })
             }
             None => Err(ZmtpError::unexpected("READY", content, "a Socket-Type")),
         }
     }
 }
 
-/// Refuses whoever is not a ZeroMQ peer that we understand.
+/// Refuses peers that do not speak ZMTP 3 without encryption.
 pub(super) fn check_greeting(greeting: &[u8]) -> Result<(), ZmtpError> {
     if greeting.first() != Some(&0xFF) || greeting.get(9).is_none_or(|byte| byte & 1 == 0) {
         return Err(ZmtpError::unexpected("greeting", greeting, "a ZeroMQ greeting"));
@@ -105,7 +108,7 @@ fn put_property(out: &mut Vec<u8>, name: &str, value: &str) {
     out.put_slice(value.as_bytes());
 }
 
-/// Names of properties are the same in any case.
+/// The value of a property. Names are case-insensitive.
 fn property<'a>(mut content: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     loop {
         let (name, rest) = frame::command(content)?;

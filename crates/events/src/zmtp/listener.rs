@@ -1,9 +1,9 @@
-//! Peers that connect to us.
+//! Accepting connections.
 //!
-//! Handshakes run beside each other: a peer that connects and says nothing keeps nobody waiting, and there
-//! can only be so many of its kind.
+//! Handshakes run concurrently, so that a silent peer does not delay others, and their number is
+//! bounded.
 
-use super::connection::{ZmtpConnection, in_time};
+use super::connection::{ZmtpConnection, with_timeout};
 use super::error::ZmtpError;
 use super::handshake::SocketKind;
 use std::io;
@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinSet;
 
-const MOST_HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 
 /// A bound socket.
 pub struct ZmtpListener {
@@ -25,33 +25,33 @@ impl ZmtpListener {
     /// Listens at `address`; port 0 is any free one.
     ///
     /// # Errors
-    /// The address cannot be had.
+    /// The address cannot be bound.
     pub async fn bind(address: impl ToSocketAddrs, own: SocketKind) -> io::Result<Self> {
         let tcp = TcpListener::bind(address).await?;
         let address = tcp.local_addr()?;
         Ok(Self { tcp, address, own, handshakes: JoinSet::new() })
     }
 
-    /// Where it listens.
+    /// The bound address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next peer that has shaken hands. Whoever fails to is forgotten.
+    /// The next peer that completes the handshake. Failed handshakes are ignored.
     ///
     /// # Errors
-    /// The system gives no more connections.
+    /// The operating system refuses to accept connections.
     pub async fn accept(&mut self) -> io::Result<ZmtpConnection<TcpStream>> {
         loop {
             tokio::select! {
-                accepted = self.tcp.accept(), if self.handshakes.len() < MOST_HANDSHAKES => {
+                accepted = self.tcp.accept(), if self.handshakes.len() < MAX_HANDSHAKES => {
                     let (stream, _) = accepted?;
                     stream.set_nodelay(true)?;
-                    self.handshakes.spawn(in_time(ZmtpConnection::handshake(stream, self.own)));
+                    self.handshakes.spawn(with_timeout(ZmtpConnection::handshake(stream, self.own)));
                 }
-                Some(shaken) = self.handshakes.join_next() => {
-                    if let Ok(Ok(connection)) = shaken {
+                Some(handshake) = self.handshakes.join_next() => {
+                    if let Ok(Ok(connection)) = handshake {
                         return Ok(connection);
                     }
                 }

@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Whether the peers can run. Without them the test says so and passes, unless `WORNPATH_PEERS=required`.
+/// Whether the peers can run. Without them the test says so and passes, unless
+/// `WORNPATH_PEERS=required`.
 #[allow(dead_code, reason = "each test binary uses its part of this module")]
 pub(crate) fn zmq_is_here() -> bool {
     has("import zmq", "pyzmq")

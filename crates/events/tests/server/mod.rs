@@ -74,7 +74,8 @@ impl Server {
         Some(server)
     }
 
-    /// Nothing, said aloud, where the program is not installed; a failure with `WORNPATH_PEERS=required`.
+    /// Nothing, said aloud, where the program is not installed; a failure with
+    /// `WORNPATH_PEERS=required`.
     fn new(
         program: &'static str,
         scheme: &'static str,
@@ -152,12 +153,14 @@ fn lead(known: &TcpListener, target: &AtomicU16) {
     for client in known.incoming() {
         let Ok(client) = client else { continue };
         let Ok(server) = TcpStream::connect(("127.0.0.1", target.load(Relaxed))) else { continue };
-        let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let mut from = client.try_clone().unwrap();
+        let mut to = server.try_clone().unwrap();
         let there = move || {
             let _ = copy(&mut from, &mut to);
             let _ = to.shutdown(std::net::Shutdown::Both);
         };
-        let (mut from, mut to) = (server, client);
+        let mut from = server;
+        let mut to = client;
         let back = move || {
             let _ = copy(&mut from, &mut to);
             let _ = to.shutdown(std::net::Shutdown::Both);

@@ -86,13 +86,13 @@ impl World {
         }
     }
 
-    fn batch(&self, pod: usize, sequence: u64, via: Delivery) -> SourceMessage {
-        let (heading, batch) = self.engines[pod].batch(sequence);
-        SourceMessage::Batch { heading: self.travelling(pod, heading), via, batch: Box::new(batch) }
+    fn batch(&self, pod: usize, sequence: u64, delivery: Delivery) -> SourceMessage {
+        let (id, batch) = self.engines[pod].batch(sequence);
+        SourceMessage::Batch { id: self.travelling(pod, id), delivery, batch: Box::new(batch) }
     }
 
-    fn travelling(&self, pod: usize, heading: BatchId) -> BatchId {
-        BatchId { epoch: heading.epoch.filter(|_| self.kinds[pod].tells_epochs()), ..heading }
+    fn travelling(&self, pod: usize, id: BatchId) -> BatchId {
+        BatchId { epoch: id.epoch.filter(|_| self.kinds[pod].tells_epochs()), ..id }
     }
 
     pub(crate) fn digests(&mut self) {
@@ -123,9 +123,9 @@ impl World {
         let Router { listeners, writer, index, .. } = &mut self.routers[router];
         let (listener, source) = &mut listeners[pod];
         let known = listener.status(clock).epoch;
-        let is_outdated = matches!(&said, SourceMessage::Batch { heading, .. } if heading.epoch.is_some() && heading.epoch < known);
+        let is_outdated = matches!(&said, SourceMessage::Batch { id, .. } if id.epoch.is_some() && id.epoch < known);
         let before = is_outdated.then(|| index.digest(listener.id()).unwrap());
-        listener.hear(writer, *source, said, clock).unwrap();
+        listener.handle(writer, *source, said, clock).unwrap();
         if let Some(before) = before {
             self.outdated += 1;
             let after = index.digest(listener.id()).unwrap();
@@ -153,10 +153,10 @@ impl World {
         let engine = &self.engines[pod];
         match (ask, self.kinds[pod]) {
             (SourceQuery::Snapshot, Kind::Ours) if engine.is_up => {
-                let (heading, batch) = engine.snapshot();
-                let heading = self.travelling(pod, heading);
+                let (id, batch) = engine.snapshot();
+                let id = self.travelling(pod, id);
                 let batch = Box::new(batch);
-                self.answer(router, pod, SourceMessage::Snapshot { heading, batch });
+                self.answer(router, pod, SourceMessage::Snapshot { id, batch });
             }
             (SourceQuery::Snapshot, _) => self.answer(router, pod, SourceMessage::Refused),
             (SourceQuery::Replay { from }, kind) => {

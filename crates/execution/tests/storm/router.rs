@@ -98,7 +98,7 @@ impl Router {
                 key: HashKey::DEFAULT,
                 model: MODEL.to_owned(),
                 block_size: size,
-                names: BlockIdScheme::OfTheEngine,
+                id_scheme: BlockIdScheme::Engine,
             };
             let mut listener = Listener::new(&index, id, serving, FeedRules::default()).unwrap();
             let source = listener.add_source(kind.abilities());

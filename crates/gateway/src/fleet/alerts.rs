@@ -38,8 +38,8 @@ impl EventAlerts {
         self.unreachable.forget(now);
         self.quarantined.forget(now);
         let mut alerts = Vec::new();
-        for PodStatus { pod, troubles, status, .. } in pods {
-            for trouble in troubles {
+        for PodStatus { pod, errors, status, .. } in pods {
+            for trouble in errors {
                 let source = &trouble.source;
                 let reason = trouble.reason.as_str();
                 if self.unreachable.is_new(source, reason, now) {
@@ -142,7 +142,7 @@ mod tests {
         PodStatus {
             pod: pod.into(),
             sources: Vec::new(),
-            troubles: vec![trouble],
+            errors: vec![trouble],
             status: Feed::new(FeedRules::default()).status(Moment::ZERO),
         }
     }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_quarantined_pod_is_logged_once_with_the_reason() {
         let mut quarantined = status("a", "");
-        quarantined.troubles.clear();
+        quarantined.errors.clear();
         quarantined.status.last_malformed = Some("block_size".to_owned());
         let mut alerts = EventAlerts::default();
         let now = Moment::ZERO;

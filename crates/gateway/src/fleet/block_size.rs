@@ -94,8 +94,8 @@ pub fn model_of<'s>(entry: &PodEntry, settings: &'s Settings) -> Option<&'s Mode
 pub(crate) fn restore(settings: &mut Settings, records: &[PodCheckpoint]) {
     for model in &mut settings.models {
         let root = settings.key.root(&Scope::model(&model.name));
-        let record = records.iter().find(|record| record.naming.root == root);
-        let size = record.and_then(|record| NonZeroUsize::new(record.naming.block_size as usize));
+        let record = records.iter().find(|record| record.identity.root == root);
+        let size = record.and_then(|record| NonZeroUsize::new(record.identity.block_size as usize));
         if let (BlockSize::Unasked(_), Some(size)) = (model.block_size, size) {
             model.block_size = BlockSize::Unasked(size);
         }

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wornpath_config::CheckpointSettings;
-use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read, write};
+use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read};
 use wornpath_index::Moment;
 
 /// How long records wait for their pods to be added. Discovery finds pods within seconds, or they
@@ -47,7 +47,7 @@ impl Checkpoint {
         let file = self.settings.file.display();
         match read(&self.settings.file) {
             Ok(records) => {
-                let blocks: usize = records.iter().map(|record| record.items.len()).sum();
+                let blocks: usize = records.iter().map(|record| record.blocks.len()).sum();
                 tracing::info!(%file, pods = records.len(), blocks, "checkpoint loaded; waiting for pods to confirm it");
                 records
             }
@@ -61,7 +61,7 @@ impl Checkpoint {
     /// Writes the current state of all pods.
     pub(crate) fn write(&self, registry: &PodRegistry) {
         let mut history = lock(&self.history);
-        match write(&self.settings.file, registry.events()) {
+        match registry.events().write_checkpoint(&self.settings.file) {
             Ok(written) => {
                 history.last = Some((registry.now(), written));
                 history.written += 1;
@@ -85,7 +85,7 @@ pub(crate) async fn write_periodically(
         let checkpoint = Arc::clone(&checkpoint);
         let registry = Arc::clone(&registry);
         if registry.now() > RECORD_TIMEOUT {
-            registry.events().recall(Vec::new());
+            registry.events().load_checkpoint(Vec::new());
         }
         let write = tokio::task::spawn_blocking(move || checkpoint.write(&registry));
         if let Err(error) = write.await {

@@ -30,7 +30,7 @@ impl EventSourceProbe {
         loop {
             tracing::info!(pod = %self.pod, source = %known, "event source discovered");
             let new = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
-            let make = || new().judged_by(Arc::clone(&policy));
+            let make = || new().with_dial_policy(Arc::clone(&policy));
             known = tokio::select! {
                 never = supervise(make, &events, clock) => match never {},
                 moved = self.moved_from(&known) => moved,

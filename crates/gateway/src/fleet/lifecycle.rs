@@ -237,7 +237,7 @@ impl PodRegistry {
         } else {
             EventTrust::Guessed
         });
-        let is_recalled = self.events().is_only_recalled(name.as_str());
+        let is_recalled = self.events().is_unconfirmed(name.as_str());
         vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
         entries.push(PodEntry {
             settings,
@@ -300,7 +300,7 @@ impl PodRegistry {
                 let policy = dial_policy(endpoint);
                 self.background().spawn(named(task, async move {
                     let new = || ZeroMq::new(Arc::clone(&pod), address.clone());
-                    let make = || new().judged_by(Arc::clone(&policy));
+                    let make = || new().with_dial_policy(Arc::clone(&policy));
                     supervise(make, &events, clock).await;
                 }))
             }

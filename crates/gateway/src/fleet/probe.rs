@@ -338,7 +338,7 @@ fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
                 EventTrust::Unsure
             }
         });
-        let is_recalled = status.status.recalled == Some(Resumed::Waiting);
+        let is_recalled = status.status.resumed == Some(Resumed::Waiting);
         if !matches!(status.status.state, FeedState::Waiting) || is_recalled {
             vitals.set_freshness(f64::from(status.status.freshness));
         }

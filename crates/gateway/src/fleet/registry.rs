@@ -211,7 +211,7 @@ impl PodRegistry {
         // An entry always had a model when it was added; if that is no longer listed, nothing
         // changes.
         if let Ok(served) = served_model(&entry.settings, &pod.models, &self.settings()) {
-            self.events().serve(pod.name.as_str(), served, self.now());
+            self.events().set_served_model(pod.name.as_str(), served, self.now());
         }
     }
 }
@@ -237,7 +237,7 @@ pub(crate) fn served_model(
         key: settings.key.clone(),
         model: model.name.clone(),
         block_size: model.block_size.tokens(),
-        names: BlockIdScheme::default(),
+        id_scheme: BlockIdScheme::default(),
     })
 }
 

@@ -45,7 +45,7 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     events(&mut page, &gateway.pods().events().status(gateway.now()));
     modes(&mut page, gateway, pods);
     checkpoint(&mut page, gateway);
-    page.family(family::STRANGERS).value(&[], gateway.pods().events().strangers());
+    page.family(family::STRANGERS).value(&[], gateway.pods().events().unknown_pod_messages());
     let (spent, refused) = gateway.retries();
     let mut budget = page.family(family::RETRY_BUDGET);
     budget.value(&["spent"], spent);
@@ -214,7 +214,7 @@ fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     if history.is_some() {
         let all = gateway.pods().events().status(gateway.now());
         for state in [Resumed::Waiting, Resumed::Confirmed, Resumed::Dropped] {
-            let count = all.iter().filter(|pod| pod.status.recalled == Some(state)).count();
+            let count = all.iter().filter(|pod| pod.status.resumed == Some(state)).count();
             lines.value(&[recalled(state)], count);
         }
     }

@@ -33,7 +33,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use wornpath_config::{GatewayLimits, Settings};
-use wornpath_events::{EventPods, keep_time};
+use wornpath_events::{EventPods, run_timers};
 use wornpath_execution::run_coarse_timer;
 
 /// Why a gateway cannot serve.
@@ -159,8 +159,8 @@ async fn accept_until_told(
 ) {
     let watched = gateway.threads().add("accept").beat_on(&Handle::current());
     let (elsewhere, clock) = (gateway.pods().background(), gateway.pods().clock());
-    let keep_time = move |events: Arc<EventPods>| async move { keep_time(&events, clock).await };
-    supervise(elsewhere, "keeping events' time", gateway.pods().events(), keep_time);
+    let timers = move |events: Arc<EventPods>| async move { run_timers(&events, clock).await };
+    supervise(elsewhere, "keeping events' time", gateway.pods().events(), timers);
     // No worker that answers clients has this number.
     let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
     let maintain_pods = |overseer: Arc<Worker>| async move {

@@ -93,7 +93,7 @@ impl Gateway {
             metrics: OnceLock::new(),
             local_api: OnceLock::new(),
         });
-        gateway.pods.events().recall(records);
+        gateway.pods.events().load_checkpoint(records);
         for pod in pods {
             gateway.pods.add_pod(pod)?;
         }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
 use wornpath_events::wire::{
-    DecodeNotice, ExtraKeysBuffer, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
+    ExtraKeysBuffer, GroupAttention, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
     WireLayout, WireMessage, WireRemoved, WireStored, encode,
 };
 use wornpath_events::zmtp::{ZmtpListener, ZmtpPublisher};
@@ -72,7 +72,7 @@ impl EventStream {
                     tier: *tier,
                     extra_keys: extra.keys(),
                     group: Some(0),
-                    attention: DecodeNotice::Full,
+                    attention: GroupAttention::Full,
                 }));
             }
             SimOutcome::Removed { blocks, tier } => {

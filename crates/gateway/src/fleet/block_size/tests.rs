@@ -5,10 +5,10 @@ use crate::proxy::gateway::Gateway;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use wornpath_config::{EventSource, NamedProfile, PodSettings};
-use wornpath_events::checkpoint::BlockIdentity;
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
-    BatchId, BlockIdScheme, Capabilities, Delivery, ResumePoint, SourceMessage, SourceSignal,
+    BatchId, BlockIdScheme, BlockIdentity, Capabilities, Delivery, ResumePoint, SourceMessage,
+    SourceSignal,
 };
 use wornpath_index::{Depths, EngineHash};
 use wornpath_routing::ByteTokenizer;
@@ -67,9 +67,9 @@ fn size(registry: &PodRegistry) -> BlockSize {
     let pod = registry.snapshot().entries()[0].pod.clone();
     let mut batch = Box::<WireBatch>::default();
     batch.push(WireEvent::Stored(WireStored::plain(&[EngineHash(1)], None, &[7; WHOLE])));
-    let message = SourceMessage::Batch { heading: BatchId::default(), via: Delivery::Live, batch };
-    let signal = SourceSignal::Of(pod.facts().name.as_str().into(), message);
-    registry.events().hear(&mut registry.index().writer(), &source, signal, registry.now());
+    let message = SourceMessage::Batch { id: BatchId::default(), delivery: Delivery::Live, batch };
+    let signal = SourceSignal::Pod(pod.facts().name.as_str().into(), message);
+    registry.events().handle(&mut registry.index().writer(), &source, signal, registry.now());
 
     let routing = registry.routes();
     let mut chain = Vec::new();
@@ -217,13 +217,13 @@ fn a_reported_size_survives_a_reload_and_applies_to_a_newly_listed_model() {
 fn the_size_of_a_checkpoint_is_restored_unless_another_is_configured() {
     let record = |model: &str, block_size| {
         let root = Settings::default().key.root(&Scope::model(model));
-        let naming = BlockIdentity { root, block_size, names: BlockIdScheme::default() };
+        let identity = BlockIdentity { root, block_size, scheme: BlockIdScheme::default() };
         PodCheckpoint {
             pod: "a".into(),
-            naming,
-            memo: ResumePoint::default(),
+            identity,
+            resume_point: ResumePoint::default(),
             partial_groups: Vec::new(),
-            items: Vec::new(),
+            blocks: Vec::new(),
         }
     };
     let configured = BlockSize::Configured(tokens(16));

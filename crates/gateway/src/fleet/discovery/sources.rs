@@ -11,6 +11,7 @@ use wornpath_index::PodId;
 
 use crate::fleet::reload::RunningConfig;
 use crate::listener;
+use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
 use wornpath_config::tls::ListenerTls;
 use wornpath_config::{EventSourceConfig, Events, SourceKind};
@@ -36,7 +37,7 @@ pub async fn serve_pushes(
                 .sources()
                 .iter()
                 .filter(|source| matches!(source.kind, SourceKind::Push { .. }));
-            tokens.are(pushing.flat_map(|source| pods_of(&running, source)).collect());
+            tokens.set(pushing.flat_map(|source| pods_of(&running, source)).collect());
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -81,10 +82,10 @@ async fn serve_connection(
     tls: Option<ListenerTls>,
 ) {
     match tls {
-        None => service.speak(stream, access).await,
+        None => service.serve_connection(stream, access).await,
         Some(tls) => {
             if let Some(stream) = listener::tls_handshake(stream, &tls).await {
-                service.speak(stream, access).await;
+                service.serve_connection(stream, access).await;
             }
         }
     }
@@ -147,60 +148,24 @@ fn pods_of(
     pods
 }
 
-#[cfg_attr(
-    not(any(feature = "nats", feature = "redis", feature = "kafka")),
-    expect(unused_variables, reason = "no broker is built in")
-)]
 fn consume_broker(
     consumers: &mut JoinSet<()>,
     running: &Arc<RunningConfig>,
-    BrokerSubscription { kind, pods, .. }: &BrokerSubscription,
+    subscription: &BrokerSubscription,
 ) {
-    match kind {
-        SourceKind::Push { .. } => {}
-        #[cfg(feature = "nats")]
-        SourceKind::Nats { url, stream } => {
-            let events = Arc::clone(running.pods().events());
-            let clock = running.pods().clock();
-            let url = url.clone();
-            let stream = stream.clone();
-            let pods = pods.clone();
-            consumers.spawn(named("cache events over NATS", async move {
-                let make = || wornpath_events::Nats::new(&url, &stream, &pods);
-                wornpath_events::supervise(make, &events, clock).await;
+    let SourceKind::Broker { kind, address } = &subscription.kind else { return };
+    let events = Arc::clone(running.pods().events());
+    let clock = running.pods().clock();
+    match kind.consume(address.clone(), subscription.pods.clone(), events, clock) {
+        Ok(task) => {
+            let name = TaskName::new(&format!("cache events over {}", kind.title));
+            consumers.spawn(named(name, async move {
+                task.await;
             }));
         }
-        #[cfg(feature = "kafka")]
-        SourceKind::Kafka { brokers, topic } => {
-            let events = Arc::clone(running.pods().events());
-            let clock = running.pods().clock();
-            let brokers = brokers.clone();
-            let topic = topic.clone();
-            let pods = pods.clone();
-            consumers.spawn(named("cache events over Kafka", async move {
-                let make = || wornpath_events::Kafka::new(&brokers, &topic, &pods);
-                wornpath_events::supervise(make, &events, clock).await;
-            }));
+        Err(error) => {
+            let stream = &address.stream;
+            tracing::error!(broker = kind.name, %stream, "event source invalid: {error}");
         }
-        #[cfg(feature = "redis")]
-        SourceKind::Redis { url, stream } => {
-            let events = Arc::clone(running.pods().events());
-            let clock = running.pods().clock();
-            let url = url.clone();
-            let stream = stream.clone();
-            let pods = pods.clone();
-            consumers.spawn(named("cache events over Redis", async move {
-                let make = || wornpath_events::RedisStreams::new(&url, &stream, &pods);
-                if let Err(error) = make() {
-                    tracing::error!(stream, %error, "invalid Redis event source");
-                    return;
-                }
-                let make = || make().expect("`make` succeeded above with the same arguments");
-                wornpath_events::supervise(make, &events, clock).await;
-            }));
-        }
-        // The configuration check refuses brokers that are not built in.
-        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
-        _ => {}
     }
 }

@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use wornpath_config::{BlockSize, ModelSettings, NamedProfile};
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
-    AttachedPod, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
+    AttachedSource, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
 };
 use wornpath_index::{BlockDigest, EngineHash};
 
@@ -48,24 +48,24 @@ fn entry(registry: &PodRegistry) -> PodEntry {
     registry.snapshot().entries()[0].clone()
 }
 
-fn attach(registry: &PodRegistry) -> AttachedPod {
+fn attach(registry: &PodRegistry) -> AttachedSource {
     registry.events().attach("push", Capabilities { snapshot: true, ..Capabilities::default() })
 }
 
 /// Delivers an event by which the pod stores two blocks.
-fn store_two_blocks(registry: &PodRegistry, source: &AttachedPod) {
+fn store_two_blocks(registry: &PodRegistry, source: &AttachedSource) {
     let mut batch = Box::<WireBatch>::default();
     let hashes = [1, 2].map(EngineHash);
     let tokens = [7; 32];
     batch.push(WireEvent::Stored(WireStored::plain(&hashes, None, &tokens)));
-    let heading = BatchId::default();
+    let id = BatchId::default();
     let mut writer = registry.index().writer();
     let pod: Arc<str> = entry(registry).pod.facts().name.as_str().into();
     for message in
-        [SourceMessage::Connected, SourceMessage::Batch { heading, via: Delivery::Live, batch }]
+        [SourceMessage::Connected, SourceMessage::Batch { id, delivery: Delivery::Live, batch }]
     {
-        let signal = SourceSignal::Of(Arc::clone(&pod), message);
-        registry.events().hear(&mut writer, source, signal, registry.now());
+        let signal = SourceSignal::Pod(Arc::clone(&pod), message);
+        registry.events().handle(&mut writer, source, signal, registry.now());
     }
 }
 

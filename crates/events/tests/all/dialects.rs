@@ -1,9 +1,8 @@
 //! What engines and their versions write differently, encoded by an independent library.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use serde_json::{Value, json};
 use wornpath_events::wire::{
-    DecodeError, DecodeNotice, WireBatch, WireEvent, WireLimits, WireRemoved, WireStored, decode,
+    DecodeError, GroupAttention, WireBatch, WireEvent, WireLimits, WireRemoved, WireStored, decode,
 };
 use wornpath_index::{EngineHash, Tier};
 
@@ -108,16 +107,16 @@ fn a_remote_copy_is_on_none_of_the_pods_own_tiers() {
 #[test]
 fn groups_of_full_latent_and_sink_attention_keep_whole_prefixes() {
     let cases = [
-        (json!(null), DecodeNotice::Unsaid),
-        (json!("full_attention"), DecodeNotice::Full),
-        (json!("FULL_ATTENTION"), DecodeNotice::Full),
-        (json!("mla_attention"), DecodeNotice::Full),
-        (json!("mla"), DecodeNotice::Full),
-        (json!("sink_full_attention"), DecodeNotice::Full),
-        (json!("sliding_window"), DecodeNotice::Partial),
-        (json!("sliding_window_mla"), DecodeNotice::Partial),
-        (json!("mamba"), DecodeNotice::Partial),
-        (json!(""), DecodeNotice::Partial),
+        (json!(null), GroupAttention::Unspecified),
+        (json!("full_attention"), GroupAttention::Full),
+        (json!("FULL_ATTENTION"), GroupAttention::Full),
+        (json!("mla_attention"), GroupAttention::Full),
+        (json!("mla"), GroupAttention::Full),
+        (json!("sink_full_attention"), GroupAttention::Full),
+        (json!("sliding_window"), GroupAttention::Partial),
+        (json!("sliding_window_mla"), GroupAttention::Partial),
+        (json!("mamba"), GroupAttention::Partial),
+        (json!(""), GroupAttention::Partial),
     ];
     for (kind, attention) in cases {
         let event = json!({
@@ -130,7 +129,7 @@ fn groups_of_full_latent_and_sink_attention_keep_whole_prefixes() {
 }
 
 #[test]
-fn a_known_field_of_the_wrong_kind_refuses_the_message() {
+fn a_known_field_of_the_wrong_type_refuses_the_message() {
     let cases = [
         (json!({"type": "BlockStored", "block_hashes": "x"}), "BlockStored.block_hashes"),
         (json!({"type": "BlockStored", "block_hashes": [1.5]}), "BlockStored.block_hashes"),

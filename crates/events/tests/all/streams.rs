@@ -1,9 +1,7 @@
 //! Captured streams, translated: the chains of the prompts that caused them come out, whatever
 //! algorithm, seed, hash form and block size the engine had.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
-mod fixture;
-
+use crate::fixture;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};

@@ -1,4 +1,4 @@
-//! What simulated engines of several tests say, in one form.
+//! The model and the stores of simulated engines.
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
@@ -9,17 +9,17 @@ use wornpath_index::EngineHash;
 /// Tokens in a block.
 pub(crate) const BLOCK: usize = 16;
 
-/// How their pods are understood.
-pub(crate) fn serving() -> ServedModel {
+/// The model that their pods serve.
+pub(crate) fn served_model() -> ServedModel {
     ServedModel {
         key: HashKey::DEFAULT,
         model: "any".to_owned(),
         block_size: NonZeroUsize::new(BLOCK).unwrap(),
-        names: BlockIdScheme::OfTheEngine,
+        id_scheme: BlockIdScheme::Engine,
     }
 }
 
-/// Blocks have come to be on the GPU, one after another.
+/// A store of consecutive blocks on the GPU.
 pub(crate) fn stored<'a>(
     blocks: &'a [EngineHash],
     parent: Option<EngineHash>,

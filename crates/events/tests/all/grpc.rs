@@ -1,10 +1,7 @@
 //! Events over gRPC, from a client that was made of the proto file, to the index.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
-#![cfg(feature = "grpc")]
 
-mod peer;
-
-use peer::Peer;
+use crate::peer::{self, Peer};
+use crate::wait::until;
 use sha2::{Digest, Sha256};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -14,7 +11,7 @@ use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
     BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodTokens, Push,
-    PushAccess, ServedModel, consume, keep_time,
+    PushAccess, ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
@@ -30,25 +27,25 @@ impl Router {
     async fn start() -> Self {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let serving = ServedModel {
+        let served_model = ServedModel {
             key: HashKey::DEFAULT,
             model: "any".to_owned(),
             block_size: NonZeroUsize::new(2).unwrap(),
-            names: BlockIdScheme::OfTheEngine,
+            id_scheme: BlockIdScheme::Engine,
         };
-        let id = pods.add(&"pod".into(), serving).unwrap();
+        let id = pods.add(&"pod".into(), served_model).unwrap();
         let clock = EventClock::start();
-        let guests = Arc::<PodTokens>::default();
+        let tokens = Arc::<PodTokens>::default();
         let own = Sha256::digest("own").into();
-        guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
-        let (push, service) = Push::new(guests);
+        tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());
+        let (push, service) = Push::new(tokens);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let access = PushAccess::new(address, Some("secret")).unwrap();
         let mut tasks = JoinSet::new();
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {
-            tokio::join!(consume(push, &fed, clock), keep_time(&fed, clock)).0;
+            tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
         });
         tasks.spawn(async move {
             service.serve(listener, access).await;
@@ -61,11 +58,8 @@ impl Router {
     }
 
     async fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let end = self.clock.now() + Duration::from_secs(10);
-        while !is_so(self) {
-            assert!(self.clock.now() < end, "never: {what}; {:?}", self.status());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let describe = || format!("{what}; {:?}", self.status());
+        until(Duration::from_secs(10), || is_so(self), describe).await;
     }
 
     fn count(&self) -> u64 {
@@ -109,7 +103,7 @@ impl Drop for Engine {
 }
 
 #[tokio::test]
-async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something_is_lost() {
+async fn an_engine_streams_its_events_and_is_asked_for_a_snapshot_after_a_loss() {
     if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
         return;
     }
@@ -117,7 +111,7 @@ async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something
     let mut engine = Engine::start(&router, "secret");
     engine.peer.tell(r#"{"pod": "pod", "epoch": 7, "register": {}}"#);
     let (engine, wish) = engine.line().await;
-    assert_eq!(wish, "wish", "a router that knows nothing wants everything");
+    assert_eq!(wish, "wish", "a router without state asks for a snapshot");
     let mut engine = engine;
     engine.peer.tell(r#"{"pod": "pod", "epoch": 7, "sync": {}}"#);
     engine.peer.tell(
@@ -129,7 +123,7 @@ async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something
     router.until("two blocks", |router| router.count() == 2).await;
     router.until("live", |router| router.status().state == FeedState::Live).await;
 
-    // A batch is lost on the way, and the engine's sum tells.
+    // A batch is lost, and the engine's digest shows it.
     engine.peer.tell(
         r#"{"pod": "pod", "epoch": 7, "sequence": 1, "digest": {"tiers": [{"tier": "GPU", "count": 1, "xor": 11}]}}"#,
     );
@@ -140,7 +134,7 @@ async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something
     );
     router.until("healed", |router| router.count() == 1).await;
 
-    // An earlier life's report has no effect; another pod's ends the stream.
+    // A report of an earlier epoch has no effect; one of another pod ends the stream.
     engine.peer.tell(
         r#"{"pod": "pod", "epoch": 6, "sequence": 2, "batch": {"events": [{"cleared": {}}]}}"#,
     );
@@ -152,16 +146,16 @@ async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something
 }
 
 #[tokio::test]
-async fn whoever_may_not_report_is_told_why() {
+async fn a_report_without_permission_is_refused_with_the_reason() {
     if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
         return;
     }
     let router = Router::start().await;
     for (token, pod, answer) in [
         ("wrong", "pod", "end UNAUTHENTICATED"),
-        ("own", "pod", "end PERMISSION_DENIED pod `pod`: another token"),
+        ("own", "pod", "end PERMISSION_DENIED pod `pod`: wrong token"),
         ("secret", "careful", "end PERMISSION_DENIED pod `careful`"),
-        ("secret", "nobody", "end NOT_FOUND pod `nobody`: found no such pod"),
+        ("secret", "other", "end NOT_FOUND unknown pod `other`"),
     ] {
         let mut engine = Engine::start(&router, token);
         engine.peer.tell(&format!(r#"{{"pod": "{pod}", "register": {{}}}}"#));

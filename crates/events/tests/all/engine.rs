@@ -1,6 +1,6 @@
-//! An engine in virtual time: a cache that changes at random and says so, as real ones do.
+//! A simulated engine: a cache that changes at random and publishes its events.
 
-use crate::saying::{BLOCK, stored};
+use crate::stores::{BLOCK, stored};
 use std::collections::BTreeMap;
 use wornpath_events::wire::{WireBatch, WireEvent, WireRemoved};
 use wornpath_events::{BatchId, EngineDigest, Epoch};
@@ -37,21 +37,21 @@ struct Block {
     children: usize,
 }
 
-/// The engine's own view of its cache, and all that it ever said in this life.
+/// The engine's cache, and all batches that it published since its start.
 pub(crate) struct Engine {
     blocks: BTreeMap<EngineHash, Block>,
-    pub(crate) life: u64,
-    pub(crate) said: Vec<WireBatch>,
+    pub(crate) epoch: u64,
+    pub(crate) batches: Vec<WireBatch>,
 }
 
 impl Engine {
     pub(crate) fn new() -> Self {
-        Self { blocks: BTreeMap::new(), life: 1, said: Vec::new() }
+        Self { blocks: BTreeMap::new(), epoch: 1, batches: Vec::new() }
     }
 
-    /// Ends and starts again at the same address, with nothing, counting from zero.
+    /// Restarts with an empty cache, and numbers batches from zero.
     pub(crate) fn restart(&mut self) {
-        *self = Self { life: self.life + 1, ..Self::new() };
+        *self = Self { epoch: self.epoch + 1, ..Self::new() };
     }
 
     pub(crate) fn holds(&self, name: EngineHash) -> bool {
@@ -59,14 +59,14 @@ impl Engine {
     }
 
     pub(crate) fn last(&self) -> Option<u64> {
-        (self.said.len() as u64).checked_sub(1)
+        (self.batches.len() as u64).checked_sub(1)
     }
 
-    /// Does something, and says so in one batch: evictions first, as engines do.
+    /// Changes the cache, and publishes the changes in one batch: evictions first, as engines do.
     pub(crate) fn step(&mut self, random: &mut Random) {
         let mut batch = WireBatch::default();
-        // The engine's clock, which is never the same in two lives.
-        batch.sent_at = self.life as f64 * 1e6 + self.said.len() as f64;
+        // The engine's clock, which differs between runs.
+        batch.sent_at = self.epoch as f64 * 1e6 + self.batches.len() as f64;
         if random.below(400) == 0 {
             self.blocks.clear();
             batch.push(WireEvent::Cleared);
@@ -77,7 +77,7 @@ impl Engine {
         for _ in 0..=random.below(3) {
             self.store(random, &mut batch);
         }
-        self.said.push(batch);
+        self.batches.push(batch);
     }
 
     fn evict(&mut self, random: &mut Random, batch: &mut WireBatch) {
@@ -100,8 +100,8 @@ impl Engine {
         }));
     }
 
-    /// A chain of blocks after some block or at the start. Few tokens are possible, so the same prefixes
-    /// come again: then another copy is made.
+    /// A chain of blocks after some block or at the start. Few tokens are possible, so the same
+    /// prefixes come again: then another copy is made.
     fn store(&mut self, random: &mut Random, batch: &mut WireBatch) {
         let names: Vec<_> = self.blocks.keys().copied().collect();
         let parent = match random.below(4) {
@@ -109,7 +109,9 @@ impl Engine {
             _ if names.is_empty() => None,
             _ => Some(names[random.below(names.len() as u64) as usize]),
         };
-        let (mut chain, mut tokens, mut before) = (Vec::new(), Vec::new(), parent);
+        let mut chain = Vec::new();
+        let mut tokens = Vec::new();
+        let mut before = parent;
         for _ in 0..=random.below(5) {
             let content = vec![random.below(6) as u32; BLOCK];
             let name = self.name(before, content[0]);
@@ -128,18 +130,18 @@ impl Engine {
         batch.push(stored(&chain, parent, &tokens));
     }
 
-    /// Engines name blocks by their prefix, each life in its own way.
+    /// Engines hash blocks with their prefix, differently in each run.
     fn name(&self, parent: Option<EngineHash>, token: u32) -> EngineHash {
-        let prefix = parent.map_or(self.life, |parent| parent.0);
+        let prefix = parent.map_or(self.epoch, |parent| parent.0);
         EngineHash(Random(prefix ^ u64::from(token).rotate_left(40)).next())
     }
 
-    pub(crate) fn heading(&self, sequence: u64) -> BatchId {
-        let fingerprint = Some(Random(self.life << 32 | sequence).next());
-        BatchId { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint }
+    pub(crate) fn id(&self, sequence: u64) -> BatchId {
+        let fingerprint = Some(Random(self.epoch << 32 | sequence).next());
+        BatchId { epoch: Some(Epoch(self.epoch)), sequence: Some(sequence), fingerprint }
     }
 
-    /// Everything it holds, in no particular order.
+    /// The whole cache, in no particular order.
     pub(crate) fn snapshot(&self) -> (BatchId, WireBatch) {
         let mut batch = WireBatch::default();
         for (name, block) in &self.blocks {
@@ -147,14 +149,14 @@ impl Engine {
                 batch.push(stored(&[*name], block.parent, &block.tokens));
             }
         }
-        let heading =
-            BatchId { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None };
-        (heading, batch)
+        let id =
+            BatchId { epoch: Some(Epoch(self.epoch)), sequence: self.last(), fingerprint: None };
+        (id, batch)
     }
 
     pub(crate) fn digest(&self) -> EngineDigest {
         let mut tiers = [BlockDigest::default(); 4];
         self.blocks.keys().for_each(|name| tiers[Tier::Gpu as usize].add(name.0));
-        EngineDigest { epoch: Some(Epoch(self.life)), sequence: self.last(), tiers }
+        EngineDigest { epoch: Some(Epoch(self.epoch)), sequence: self.last(), tiers }
     }
 }

@@ -1,11 +1,9 @@
 //! Every captured stream decodes to what Python decoded from it, field by field.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
-mod fixture;
-
+use crate::fixture;
 use serde_json::Value;
 use wornpath_events::wire::{
-    DecodeNotice, WireBatch, WireEvent, WireExtraKey, WireLimits, WireMessage, WireRemoved,
+    GroupAttention, WireBatch, WireEvent, WireExtraKey, WireLimits, WireMessage, WireRemoved,
     WireStored, decode, records,
 };
 use wornpath_index::{EngineHash, Tier};
@@ -121,8 +119,8 @@ fn assert_stored(stored: WireStored<'_>, expected: &Value) {
     assert_eq!(stored.tier, medium(&expected["medium"]));
     assert_eq!(stored.group.map(u64::from), expected["group_idx"].as_u64());
     let attention = match expected["kv_cache_spec_kind"].as_str() {
-        None => DecodeNotice::Unsaid,
-        Some("full_attention") => DecodeNotice::Full,
+        None => GroupAttention::Unspecified,
+        Some("full_attention") => GroupAttention::Full,
         Some(other) => panic!("a kind that no captured engine has: {other}"),
     };
     assert_eq!(stored.attention, attention);

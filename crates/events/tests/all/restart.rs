@@ -1,15 +1,12 @@
-//! A router that starts has an empty index, and engines that have been busy for long. It gets all that they hold by
-//! replay, over real sockets, and two routers come to the same. With a checkpoint of what the first knew, a third gets
-//! nothing but the confirmation.
+//! A router that starts has an empty index, and engines that have been busy for long. It gets all
+//! that they hold by replay, over real sockets, and two routers come to the same. With a checkpoint
+//! of what the first knew, a third gets nothing but the confirmation.
 //!
-//! By default the engines hold little, so that this is quick; with `WORNPATH_RESTART=full` there are 64 pods with 20,000
-//! blocks each, and they must all be exact within five seconds.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! By default the engines hold little, so that this is quick; with `WORNPATH_RESTART=full` there
+//! are 64 pods with 20,000 blocks each, and they must all be exact within five seconds.
 #![allow(clippy::disallowed_methods, reason = "the promise is about the clock")]
 
-mod saying;
-
-use saying::{BLOCK, serving, stored};
+use crate::stores::{BLOCK, served_model, stored};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +17,7 @@ use wornpath_events::checkpoint;
 use wornpath_events::wire::{HashForm, WireBatch, WireDialect, WireLayout, WireMessage, encode};
 use wornpath_events::zmtp::{SocketKind, ZmtpConnection, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
-    EventClock, EventPods, FeedRules, FeedState, Resumed, ZeroMq, ZmqAddress, consume, keep_time,
+    EventClock, EventPods, FeedRules, FeedState, Resumed, ZeroMq, ZmqAddress, consume, run_timers,
 };
 use wornpath_index::{BlockDigest, Capacity, EngineHash, Index, IndexLimits, PodId};
 
@@ -29,7 +26,7 @@ const PODS: usize = 64;
 const BLOCKS: usize = 10;
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// An engine that has said `batches` batches and says nothing more.
+/// An engine that has published `batches` batches and is idle.
 struct Engine {
     address: ZmqAddress,
     _publisher: ZmtpPublisher,
@@ -40,7 +37,8 @@ impl Engine {
         let said: Arc<[Vec<u8>]> = (0..batches).map(|number| payload(pod, number)).collect();
         let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
         let mut replay = ZmtpListener::bind("127.0.0.1:0", SocketKind::Router).await.unwrap();
-        let (events, port) = (publisher.address(), replay.address().port());
+        let events = publisher.address();
+        let port = replay.address().port();
         tasks.spawn(async move {
             let mut asked = JoinSet::new();
             while let Ok(connection) = replay.accept().await {
@@ -106,18 +104,19 @@ impl Router {
             IndexLimits { capacity: Capacity::for_pods(256).unwrap(), ..IndexLimits::default() };
         let pods = Arc::new(EventPods::new(Index::new(limits, 1), FeedRules::default()));
         if let Some(file) = checkpoint {
-            pods.recall(checkpoint::read(file).unwrap());
+            pods.load_checkpoint(checkpoint::read(file).unwrap());
         }
         let clock = EventClock::start();
         let timed = Arc::clone(&pods);
         runtime.spawn(async move {
-            keep_time(&timed, clock).await;
+            run_timers(&timed, clock).await;
         });
         let mut ids = Vec::new();
         for (number, engine) in engines.iter().enumerate() {
             let name: Arc<str> = format!("pod {number}").into();
-            ids.push(pods.add(&name, serving()).unwrap());
-            let (fed, address) = (Arc::clone(&pods), engine.address.clone());
+            ids.push(pods.add(&name, served_model()).unwrap());
+            let fed = Arc::clone(&pods);
+            let address = engine.address.clone();
             runtime.spawn(async move {
                 consume(ZeroMq::new(name, address), &fed, clock).await;
             });
@@ -136,7 +135,7 @@ impl Router {
             }
             let waited = start.elapsed();
             assert!(waited < WITHIN * 6, "{live} live and {exact} exact after {waited:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::park_timeout(Duration::from_millis(10));
         }
     }
 
@@ -146,7 +145,7 @@ impl Router {
 }
 
 #[test]
-fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
+fn a_restarted_router_is_exact_after_replays_and_with_a_checkpoint_after_none() {
     let is_full = std::env::var("WORNPATH_RESTART").is_ok_and(|value| value == "full");
     let batches = if is_full { 2000 } else { 60 };
     let world = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -173,7 +172,7 @@ fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
 
     let file = std::env::temp_dir().join(format!("wornpath-restart-{}", std::process::id()));
     let start = Instant::now();
-    let written = checkpoint::write(&file, &first.pods).unwrap();
+    let written = first.pods.write_checkpoint(&file).unwrap();
     println!("checkpoint of {} bytes written in {:?}", written.bytes, start.elapsed());
     assert_eq!((written.pods, written.left_out), (PODS, 0));
     let start = Instant::now();
@@ -183,8 +182,8 @@ fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(first.digests(), third.digests());
     for pod in third.pods.status(third.clock.now()) {
-        assert_eq!(pod.status.recalled, Some(Resumed::Confirmed), "{pod:?}");
-        assert_eq!(pod.status.counters.batches, 0, "nothing was said since: {pod:?}");
+        assert_eq!(pod.status.resumed, Some(Resumed::Confirmed), "{pod:?}");
+        assert_eq!(pod.status.counters.batches, 0, "nothing was published since: {pod:?}");
     }
     for router in [first, second, third] {
         router.runtime.shutdown_background();

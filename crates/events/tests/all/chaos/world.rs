@@ -1,7 +1,7 @@
-//! An engine, a link that loses, repeats and delays, and a pod that listens; all in virtual time.
+//! An engine, a link that loses, repeats and delays, and a pod that is fed; all in virtual time.
 
 use crate::engine::{Engine, Random};
-use crate::saying::serving;
+use crate::stores::served_model;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
@@ -26,9 +26,9 @@ pub(crate) struct Faults {
     pub(crate) reordered: u64,
     /// Whether epochs travel with the batches.
     pub(crate) epochs: bool,
-    /// What the engine says it can.
-    pub(crate) abilities: Capabilities,
-    /// Whether it refuses what it said it can.
+    /// The source's capabilities.
+    pub(crate) capabilities: Capabilities,
+    /// Whether it refuses replays in spite of its capabilities.
     pub(crate) refuses_replay: bool,
     /// How many batches it keeps for replay.
     pub(crate) ring: usize,
@@ -40,8 +40,8 @@ pub(crate) const STEP: Duration = Duration::from_millis(10);
 
 /// Something on its way, by the time it arrives.
 enum Parcel {
-    Said(Box<SourceMessage>),
-    Asked(SourceQuery),
+    Message(Box<SourceMessage>),
+    Query(SourceQuery),
 }
 
 pub(crate) struct World {
@@ -63,17 +63,17 @@ pub(crate) struct World {
 }
 
 /// A router that listens to one source.
-fn listener(seed: u64, abilities: Capabilities) -> (Index, PodFeed, SourceId) {
+fn listener(seed: u64, capabilities: Capabilities) -> (Index, PodFeed, SourceId) {
     let index = Index::new(IndexLimits::default(), seed);
     let id = index.add_pod().unwrap();
-    let mut pod = PodFeed::new(&index, id, serving(), FeedRules::default()).unwrap();
-    let source = pod.add_source(abilities);
+    let mut pod = PodFeed::new(&index, id, served_model(), FeedRules::default()).unwrap();
+    let source = pod.add_source(capabilities);
     (index, pod, source)
 }
 
 impl World {
     pub(crate) fn new(seed: u64, faults: Faults) -> Self {
-        let (index, pod, source) = listener(seed, faults.abilities);
+        let (index, pod, source) = listener(seed, faults.capabilities);
         let mut world = Self {
             random: Random(seed),
             engine: Engine::new(),
@@ -89,26 +89,27 @@ impl World {
             next_digest: faults.digest_every.unwrap_or(Duration::MAX),
             asked_at: Vec::new(),
         };
-        world.hear(SourceMessage::Connected);
+        world.handle(SourceMessage::Connected);
         world
     }
 
-    /// What the router would write down, as bytes and back.
+    /// The pod's checkpoint, encoded and decoded.
     pub(crate) fn checkpoint(&self) -> PodCheckpoint {
-        let record = self.pod.record("pod").unwrap().expect("there is something worth keeping");
+        let record = self.pod.checkpoint("pod").unwrap().expect("there is something worth keeping");
         decode(&encode(&[record])).unwrap().remove(0)
     }
 
-    /// The router ends, and another starts with what was written down. It has not connected yet.
+    /// The router restarts with a checkpoint. It is not connected yet.
     pub(crate) fn start_again(&mut self, record: &PodCheckpoint) {
-        (self.index, self.pod, self.source) = listener(self.random.next(), self.faults.abilities);
+        (self.index, self.pod, self.source) =
+            listener(self.random.next(), self.faults.capabilities);
         self.writer = self.index.writer();
         self.arrivals.clear();
-        self.pod.recall(&mut self.writer, record).unwrap();
+        self.pod.restore(&mut self.writer, record).unwrap();
     }
 
     pub(crate) fn connect(&mut self) {
-        self.hear(SourceMessage::Connected);
+        self.handle(SourceMessage::Connected);
     }
 
     /// Blocks that the index has and the engine has not; unknown while some wait for their prefix.
@@ -129,15 +130,15 @@ impl World {
         }
     }
 
-    /// The engine says something that nobody hears.
+    /// The engine publishes batches that are all lost.
     pub(crate) fn lose_the_tail(&mut self, batches: usize) {
         for _ in 0..batches {
             self.engine.step(&mut self.random);
         }
     }
 
-    /// The engine is started again in place. Connections break with it; without epochs nothing of the old
-    /// life can come after that, as on a TCP connection.
+    /// The engine is started again in place. Connections break with it; without epochs nothing of
+    /// the old life can come after that, as on a TCP connection.
     pub(crate) fn restart(&mut self) {
         self.engine.restart();
         if !self.faults.epochs {
@@ -148,21 +149,22 @@ impl World {
 
     /// The connection breaks and comes back, as it does when nothing passes for long.
     pub(crate) fn reconnect(&mut self) {
-        self.hear(SourceMessage::Disconnected);
-        self.hear(SourceMessage::Connected);
+        self.handle(SourceMessage::Disconnected);
+        self.handle(SourceMessage::Connected);
     }
 
-    /// The engine is started again while nobody listens, and comes as far as it was before.
-    pub(crate) fn restart_unheard(&mut self) {
-        let batches = self.engine.said.len();
+    /// The engine restarts while the router is disconnected, and publishes as many batches as
+    /// before.
+    pub(crate) fn restart_disconnected(&mut self) {
+        let batches = self.engine.batches.len();
         self.arrivals.clear();
-        self.hear(SourceMessage::Disconnected);
+        self.handle(SourceMessage::Disconnected);
         self.engine.restart();
         self.lose_the_tail(batches);
-        self.hear(SourceMessage::Connected);
+        self.handle(SourceMessage::Connected);
     }
 
-    /// Something that the engine never said gets into the index.
+    /// Puts a block into the index that the engine never stored.
     pub(crate) fn corrupt(&mut self) {
         let stored = CacheEvent::Stored(StoredBlocks {
             tier: Tier::Gpu,
@@ -212,7 +214,7 @@ impl World {
         );
     }
 
-    /// At most one question per second.
+    /// At most one query per second.
     pub(crate) fn assert_paced(&self, seed: u64) {
         for pair in self.asked_at.windows(2) {
             let pause = pair[1] - pair[0];
@@ -228,19 +230,19 @@ impl World {
         let times = 1 + u64::from(self.random.chance(self.faults.doubled));
         for _ in 0..times {
             let delay = STEP * self.random.below(self.faults.reordered + 1) as u32;
-            let said = self.batch(sequence, Delivery::Live);
-            self.send(delay + Duration::from_millis(1), Parcel::Said(Box::new(said)));
+            let message = self.batch(sequence, Delivery::Live);
+            self.send(delay + Duration::from_millis(1), Parcel::Message(Box::new(message)));
         }
     }
 
-    fn batch(&self, sequence: u64, via: Delivery) -> SourceMessage {
-        let heading = self.travelling(self.engine.heading(sequence));
-        let batch = Box::new(self.engine.said[sequence as usize].clone());
-        SourceMessage::Batch { heading, via, batch }
+    fn batch(&self, sequence: u64, delivery: Delivery) -> SourceMessage {
+        let id = self.travelling(self.engine.id(sequence));
+        let batch = Box::new(self.engine.batches[sequence as usize].clone());
+        SourceMessage::Batch { id, delivery, batch }
     }
 
-    fn travelling(&self, heading: BatchId) -> BatchId {
-        BatchId { epoch: heading.epoch.filter(|_| self.faults.epochs), ..heading }
+    fn travelling(&self, id: BatchId) -> BatchId {
+        BatchId { epoch: id.epoch.filter(|_| self.faults.epochs), ..id }
     }
 
     fn digest(&mut self) {
@@ -253,7 +255,7 @@ impl World {
             digest.epoch = digest.epoch.filter(|_| self.faults.epochs);
             self.send(
                 Duration::from_millis(1),
-                Parcel::Said(Box::new(SourceMessage::Digest(digest))),
+                Parcel::Message(Box::new(SourceMessage::Digest(digest))),
             );
         }
     }
@@ -269,43 +271,44 @@ impl World {
         {
             self.arrivals.pop();
             match self.parcels[place].take().unwrap() {
-                Parcel::Said(said) => self.hear(*said),
-                Parcel::Asked(ask) => self.answer(ask),
+                Parcel::Message(message) => self.handle(*message),
+                Parcel::Query(query) => self.answer(query),
             }
         }
     }
 
-    fn hear(&mut self, said: SourceMessage) {
-        self.pod.hear(&mut self.writer, self.source, said, self.now).unwrap();
+    fn handle(&mut self, message: SourceMessage) {
+        self.pod.handle(&mut self.writer, self.source, message, self.now).unwrap();
         self.tick();
     }
 
     fn tick(&mut self) {
-        while let Some((_, ask)) = self.pod.tick(&mut self.writer, self.now).unwrap() {
-            let refused = matches!(ask, SourceQuery::Replay { .. }) && self.faults.refuses_replay;
+        while let Some((_, query)) = self.pod.tick(&mut self.writer, self.now).unwrap() {
+            let refused = matches!(query, SourceQuery::Replay { .. }) && self.faults.refuses_replay;
             if !refused {
                 self.asked_at.push(self.now);
             }
             if !self.cut {
-                self.send(Duration::from_millis(5), Parcel::Asked(ask));
+                self.send(Duration::from_millis(5), Parcel::Query(query));
             }
         }
     }
 
-    /// The engine answers a question, reliably and in order.
-    fn answer(&mut self, ask: SourceQuery) {
-        match ask {
+    /// The engine answers a query, reliably and in order.
+    fn answer(&mut self, query: SourceQuery) {
+        match query {
             SourceQuery::Replay { .. } if self.faults.refuses_replay => {
-                self.reply(SourceMessage::Refused)
+                self.reply(SourceMessage::Refused);
             }
             SourceQuery::Snapshot => {
-                let (heading, batch) = self.engine.snapshot();
-                let (heading, batch) = (self.travelling(heading), Box::new(batch));
-                self.reply(SourceMessage::Snapshot { heading, batch });
+                let (id, batch) = self.engine.snapshot();
+                let id = self.travelling(id);
+                let batch = Box::new(batch);
+                self.reply(SourceMessage::Snapshot { id, batch });
             }
             SourceQuery::Replay { from } => {
-                let kept = self.engine.said.len().saturating_sub(self.faults.ring) as u64;
-                for sequence in from.max(kept)..self.engine.said.len() as u64 {
+                let kept = self.engine.batches.len().saturating_sub(self.faults.ring) as u64;
+                for sequence in from.max(kept)..self.engine.batches.len() as u64 {
                     self.reply(self.batch(sequence, Delivery::Replay));
                 }
                 self.reply(SourceMessage::ReplayEnd);
@@ -313,8 +316,9 @@ impl World {
         }
     }
 
-    /// Longer under way than live batches are apart, so that some come between question and answer.
-    fn reply(&mut self, said: SourceMessage) {
-        self.send(Duration::from_millis(35), Parcel::Said(Box::new(said)));
+    /// Replies take longer than the interval of live batches, so that some arrive between query and
+    /// reply.
+    fn reply(&mut self, message: SourceMessage) {
+        self.send(Duration::from_millis(35), Parcel::Message(Box::new(message)));
     }
 }

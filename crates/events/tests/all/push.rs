@@ -1,6 +1,6 @@
 //! Pushed events, from real HTTP requests to the index.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+use crate::wait::until;
 use sha2::{Digest, Sha256};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
     BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodTokens, Push, PushAccess,
-    ServedModel, consume, keep_time,
+    ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
@@ -23,24 +23,26 @@ struct Router {
     _tasks: JoinSet<()>,
 }
 
-async fn router(token: Option<&str>, names: BlockIdScheme) -> Router {
+async fn router(token: Option<&str>, id_scheme: BlockIdScheme) -> Router {
     let pods =
         Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
     let block_size = NonZeroUsize::new(2).unwrap();
-    let serving = ServedModel { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, names };
-    let id = pods.add(&"pod".into(), serving).unwrap();
+    let served_model =
+        ServedModel { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, id_scheme };
+    let id = pods.add(&"pod".into(), served_model).unwrap();
     let clock = EventClock::start();
-    let guests = Arc::<PodTokens>::default();
+    let tokens = Arc::<PodTokens>::default();
     let own = Sha256::digest("own").into();
-    guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
-    let (push, service) = Push::new(guests);
+    tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());
+    let (push, service) = Push::new(tokens);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let access = PushAccess::new(address, token).unwrap();
     let mut tasks = JoinSet::new();
-    let (fed, timed) = (Arc::clone(&pods), Arc::clone(&pods));
+    let fed = Arc::clone(&pods);
+    let timed = Arc::clone(&pods);
     tasks.spawn(async move {
-        tokio::join!(consume(push, &fed, clock), keep_time(&timed, clock)).0;
+        tokio::join!(consume(push, &fed, clock), run_timers(&timed, clock)).0;
     });
     tasks.spawn(async move {
         service.serve(listener, access).await;
@@ -74,18 +76,15 @@ impl Router {
     }
 
     async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let end = self.clock.now() + Duration::from_secs(3);
-        while !done(self) {
-            let status = self.pods.status(self.clock.now());
-            assert!(self.clock.now() < end, "{what}: {} blocks, {status:?}", self.count());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let status = || self.pods.status(self.clock.now());
+        let describe = || format!("{what}: {} blocks, {:?}", self.count(), status());
+        until(Duration::from_secs(3), || done(self), describe).await;
     }
 }
 
 #[tokio::test]
-async fn a_sidecar_registers_stores_evicts_and_says_good_bye() {
-    let router = router(None, BlockIdScheme::OfTheEngine).await;
+async fn a_sidecar_registers_stores_evicts_and_shuts_down() {
+    let router = router(None, BlockIdScheme::Engine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let stored = r#"{"pod": "pod", "epoch": 1, "sequence": 0, "stored":
         [{"hashes": [1, 2, 3], "tokens": [7, 7, 8, 8, 9, 9], "block_size": 2}]}"#;
@@ -102,16 +101,18 @@ async fn a_sidecar_registers_stores_evicts_and_says_good_bye() {
 }
 
 #[tokio::test]
-async fn a_sidecar_is_told_to_send_everything_when_its_digest_differs() {
-    let router = router(None, BlockIdScheme::OfTheEngine).await;
+async fn a_sidecar_is_asked_for_a_snapshot_when_its_digest_differs() {
+    let router = router(None, BlockIdScheme::Engine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let digest =
         r#"{"pod": "pod", "epoch": 1, "sequence": 4, "tiers": {"gpu": {"count": 2, "xor": 3}}}"#;
-    let end = router.clock.now() + Duration::from_secs(3);
-    while router.tell("/events/digest", digest).await["sync"] == false {
-        assert!(router.clock.now() < end, "never asked for a full state");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let wants_snapshot = async {
+        while router.tell("/events/digest", digest).await["sync"] == false {
+            tokio::task::yield_now().await;
+        }
+    };
+    let requested = tokio::time::timeout(Duration::from_secs(3), wants_snapshot).await;
+    requested.expect("the router asks for a snapshot");
     let sync = r#"{"pod": "pod", "epoch": 1, "sequence": 4, "stored":
         [{"hashes": [1, 2], "tokens": [7, 7, 8, 8], "block_size": 2}]}"#;
     router.tell("/events/sync", sync).await;
@@ -122,7 +123,7 @@ async fn a_sidecar_is_told_to_send_everything_when_its_digest_differs() {
 
 #[tokio::test]
 async fn the_older_paths_carry_the_index_s_own_hashes() {
-    let router = router(None, BlockIdScheme::OfTheIndex).await;
+    let router = router(None, BlockIdScheme::Index).await;
     router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [11, 12, 13]}"#).await;
     router.until("synced", |router| router.count() == 3).await;
     router.tell("/internal/eviction", r#"{"worker_id": "pod", "evicted_hashes": [12]}"#).await;
@@ -133,18 +134,18 @@ async fn the_older_paths_carry_the_index_s_own_hashes() {
 }
 
 #[tokio::test]
-async fn whoever_is_wrong_is_told_why() {
-    let router = router(Some("secret"), BlockIdScheme::OfTheEngine).await;
+async fn a_wrong_post_is_refused_with_the_reason() {
+    let router = router(Some("secret"), BlockIdScheme::Engine).await;
     let token = "authorization: Bearer secret\r\n";
     let (status, _) = router.post("/events/bye", "", r#"{"pod": "pod"}"#).await;
     assert_eq!(status, "HTTP/1.1 401 Unauthorized");
     let (status, body) = router.post("/events/bye", token, r#"{"pod": "other"}"#).await;
     assert_eq!(status, "HTTP/1.1 404 Not Found");
-    assert!(body.contains("pod `other`: found no such pod in the fleet"), "{body}");
+    assert!(body.contains("unknown pod `other`; add it to `pods`"), "{body}");
     let careful = r#"{"pod": "careful"}"#;
     let (status, body) = router.post("/events/bye", token, careful).await;
     assert_eq!(status, "HTTP/1.1 403 Forbidden");
-    assert!(body.contains("pod `careful`: another token is expected"), "{body}");
+    assert!(body.contains("pod `careful`: wrong token"), "{body}");
     let own = "authorization: Bearer own\r\n";
     let (status, _) = router.post("/events/bye", own, careful).await;
     assert_eq!(status, "HTTP/1.1 200 OK");

@@ -1,9 +1,7 @@
 //! The sidecar for engines without events, in Python, posting to a router.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
-mod peer;
-
-use peer::Peer;
+use crate::peer::{self, Peer};
+use crate::wait::until;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,7 +11,7 @@ use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
     BlockIdScheme, EventClock, EventPods, FeedRules, FeedStatus, PodTokens, Push, PushAccess,
-    ServedModel, consume, keep_time,
+    ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
@@ -29,22 +27,24 @@ impl Router {
     async fn start(at: SocketAddr) -> Self {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let serving = ServedModel {
+        let served_model = ServedModel {
             key: HashKey::DEFAULT,
             model: "any".to_owned(),
             block_size: NonZeroUsize::new(2).unwrap(),
-            names: BlockIdScheme::OfTheEngine,
+            id_scheme: BlockIdScheme::Engine,
         };
-        let id = pods.add(&"pod".into(), serving).unwrap();
-        let guests = Arc::<PodTokens>::default();
-        guests.are([("pod".into(), None)].into());
-        let (push, service) = Push::new(guests);
+        let id = pods.add(&"pod".into(), served_model).unwrap();
+        let tokens = Arc::<PodTokens>::default();
+        tokens.set([("pod".into(), None)].into());
+        let (push, service) = Push::new(tokens);
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
         let access = PushAccess::new(address, None).unwrap();
-        let (clock, fed, mut tasks) = (EventClock::start(), Arc::clone(&pods), JoinSet::new());
+        let clock = EventClock::start();
+        let fed = Arc::clone(&pods);
+        let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            tokio::join!(consume(push, &fed, clock), keep_time(&fed, clock)).0;
+            tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
         });
         tasks.spawn(async move {
             service.serve(listener, access).await;
@@ -56,19 +56,16 @@ impl Router {
         self.pods.status(self.clock.now()).remove(0).status
     }
 
-    async fn until_it_has(&self, said: &str, when: &str) {
-        let (count, xor) = said.split_once(' ').unwrap();
+    async fn until_it_has(&self, digest: &str, when: &str) {
+        let (count, xor) = digest.split_once(' ').unwrap();
         let wanted = (count.parse::<u64>().unwrap(), xor.parse::<u64>().unwrap());
-        let end = self.clock.now() + Duration::from_secs(10);
-        loop {
-            let digest = self.pods.index().digest(self.id).unwrap().tiers[0];
-            if (digest.count, digest.xor) == wanted {
-                return;
-            }
-            let (found, status) = (digest.count, self.status());
-            assert!(self.clock.now() < end, "{when}: {found} blocks, not {count}; {status:?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let digest = || self.pods.index().digest(self.id).unwrap().tiers[0];
+        until(
+            Duration::from_secs(10),
+            || (digest().count, digest().xor) == wanted,
+            || format!("{when}: {} blocks, not {count}; {:?}", digest().count, self.status()),
+        )
+        .await;
     }
 }
 
@@ -84,20 +81,21 @@ async fn a_router_knows_what_an_engine_with_the_sidecar_holds() {
     let mut engine = Peer::start("engine_with_sidecar.py", &[sidecar, &url]);
     for steps in [1, 5, 200, 50] {
         engine.tell(&steps.to_string());
-        let said = engine.line();
-        router.until_it_has(&said, &format!("after {steps} steps")).await;
+        let digest = engine.line();
+        router.until_it_has(&digest, &format!("after {steps} steps")).await;
     }
     let status = router.status();
     assert_eq!((status.counters.malformed, status.counters.disagreements), (0, 0), "{status:?}");
 
-    // A router that starts anew is told everything.
+    // A router that restarts gets a snapshot.
     drop(router);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let refuses = || std::net::TcpStream::connect(address).is_err();
+    until(Duration::from_secs(10), refuses, || format!("{address} is still bound")).await;
     engine.tell("20");
-    let said = engine.line();
+    let digest = engine.line();
     let router = Router::start(address).await;
-    router.until_it_has(&said, "after the router's restart").await;
+    router.until_it_has(&digest, "after the router's restart").await;
 
     engine.end();
-    router.until_it_has("0 0", "after the engine's good-bye").await;
+    router.until_it_has("0 0", "after the engine's shutdown").await;
 }

@@ -1,15 +1,9 @@
 //! The whole way from an engine's sockets to the index, with libzmq at the engine's end.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
-#[path = "chaos/engine.rs"]
-#[allow(dead_code, reason = "faults are not simulated here")]
-mod engine;
-mod peer;
-mod saying;
-
-use engine::{Engine, Random};
-use peer::Peer;
-use saying::serving;
+use crate::engine::{Engine, Random};
+use crate::peer::{self, Peer};
+use crate::stores::served_model;
+use crate::wait::until;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +12,7 @@ use wornpath_events::wire::{HashForm, WireDialect, WireLayout, encode};
 use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
     Capabilities, DialPolicy, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodName,
-    SourceMessage, SourceQuery, SourceSignal, Transport, ZeroMq, consume, keep_time, supervise,
+    SourceMessage, SourceQuery, SourceSignal, Transport, ZeroMq, consume, run_timers, supervise,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
@@ -36,11 +30,12 @@ impl Router {
     fn new(name: &PodName) -> Self {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let id = pods.add(name, serving()).unwrap();
-        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
+        let id = pods.add(name, served_model()).unwrap();
+        let clock = EventClock::start();
+        let mut tasks = JoinSet::new();
         let timed = Arc::clone(&pods);
         tasks.spawn(async move {
-            keep_time(&timed, clock).await;
+            run_timers(&timed, clock).await;
         });
         Self { pods, id, clock, tasks }
     }
@@ -48,7 +43,8 @@ impl Router {
     fn listen_to(name: &PodName, address: &str) -> Self {
         let mut router = Self::new(name);
         let transport = ZeroMq::new(Arc::clone(name), address.parse().unwrap());
-        let (pods, clock) = (Arc::clone(&router.pods), router.clock);
+        let pods = Arc::clone(&router.pods);
+        let clock = router.clock;
         router.tasks.spawn(async move {
             consume(transport, &pods, clock).await;
         });
@@ -62,17 +58,14 @@ impl Router {
     /// Waits until the index holds what the engine holds.
     async fn until_exact(&self, engine: &Engine, limit: Duration) {
         let exact = || self.pods.index().digest(self.id).unwrap().tiers == engine.digest().tiers;
-        let end = self.clock.now() + limit;
-        while !(exact() && self.status().state == FeedState::Live) {
-            assert!(self.clock.now() < end, "not exact after {limit:?}: {:?}", self.status());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let is_done = || exact() && self.status().state == FeedState::Live;
+        until(limit, is_done, || format!("{:?}", self.status())).await;
     }
 }
 
 fn payload(engine: &Engine) -> Vec<u8> {
     let mut payload = Vec::new();
-    encode(engine.said.last().unwrap(), DIALECT, &mut payload);
+    encode(engine.batches.last().unwrap(), DIALECT, &mut payload);
     payload
 }
 
@@ -84,7 +77,8 @@ async fn libzmq_is_followed_through_loss_and_restart_with_and_without_topics() {
         return;
     }
     for form in ["topic", "bare"] {
-        let (mut engine, mut random) = (Engine::new(), Random(3));
+        let mut engine = Engine::new();
+        let mut random = Random(3);
         let mut publisher = Peer::start("publisher.py", &["0", "0", "kv@pod@model", form]);
         let ports = publisher.line();
         let (publish, replay) = ports.split_once(' ').unwrap();
@@ -95,7 +89,7 @@ async fn libzmq_is_followed_through_loss_and_restart_with_and_without_topics() {
                 publisher.say(command, &payload(engine));
             }
         };
-        // What was said before the router came, and what its first moments lost, comes by replay.
+        // Batches from before the connection come by replay.
         say(&mut publisher, &mut engine, "send", 50);
         let router = Router::listen_to(&"pod".into(), &address);
         router.until_exact(&engine, SECOND * 3).await;
@@ -122,7 +116,8 @@ async fn an_engine_without_replay_is_followed_from_its_first_batch() {
     let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
     let router = Router::listen_to(&"pod".into(), &format!("zmq://{}", publisher.address()));
     publisher.subscribed(1).await;
-    let (mut engine, mut random) = (Engine::new(), Random(5));
+    let mut engine = Engine::new();
+    let mut random = Random(5);
     for sequence in 0..100_u64 {
         engine.step(&mut random);
         publisher.send(&[&b"any"[..], &sequence.to_be_bytes(), &payload(&engine)]);
@@ -137,11 +132,12 @@ async fn a_busy_stream_does_not_keep_a_replay_from_coming() {
     let ports = (publisher.address(), replay.address().port());
     let router = Router::listen_to(&"pod".into(), &format!("zmq://{}?replay={}", ports.0, ports.1));
     publisher.subscribed(1).await;
-    let (mut engine, mut random) = (Engine::new(), Random(7));
+    let mut engine = Engine::new();
+    let mut random = Random(7);
     let mut tasks = JoinSet::new();
     let (ring, mut asked) = tokio::sync::mpsc::channel::<(u64, Vec<u8>)>(10_000);
     tasks.spawn(async move {
-        // The replay of a run of batches that nobody published.
+        // Replays the first batches, which were not published.
         let mut connection = replay.accept().await.unwrap();
         connection.receive().await.unwrap();
         while let Ok((sequence, payload)) = asked.try_recv() {
@@ -150,22 +146,24 @@ async fn a_busy_stream_does_not_keep_a_replay_from_coming() {
         connection.send(&[&b""[..], &[0xFF; 8], b""]).await.unwrap();
         std::future::pending::<()>().await;
     });
-    for sequence in 0..1500_u64 {
+    // A batch every millisecond, so that the replay comes in the middle of the stream.
+    let mut pace = tokio::time::interval(Duration::from_millis(1));
+    for sequence in 0..600_u64 {
         engine.step(&mut random);
         let _ = ring.try_send((sequence, payload(&engine)));
         if sequence >= 100 {
             publisher.send(&[&b""[..], &sequence.to_be_bytes(), &payload(&engine)]);
-            tokio::time::sleep(Duration::from_micros(200)).await;
+            pace.tick().await;
         }
     }
     assert_eq!(router.status().counters.failures, 0, "{:?}", router.status());
     router.until_exact(&engine, SECOND * 3).await;
 }
 
-/// Says that it is there, and panics when asked, the first time.
+/// Connects, and panics at the first query.
 struct Fragile {
     engine: Arc<Engine>,
-    lives: Arc<AtomicUsize>,
+    runs: Arc<AtomicUsize>,
     said: usize,
     asked: bool,
 }
@@ -175,63 +173,66 @@ impl Transport for Fragile {
         "fragile"
     }
 
-    fn abilities(&self) -> Capabilities {
+    fn capabilities(&self) -> Capabilities {
         Capabilities { replay: false, snapshot: true, relayed: false }
     }
 
     async fn next(&mut self) -> SourceSignal {
         self.said += 1;
         match self.said {
-            1 => SourceSignal::Of("pod".into(), SourceMessage::Connected),
-            _ if self.asked && self.lives.fetch_add(1, Ordering::Relaxed) == 0 => {
+            1 => SourceSignal::Pod("pod".into(), SourceMessage::Connected),
+            _ if self.asked && self.runs.fetch_add(1, Ordering::Relaxed) == 0 => {
                 panic!("a consumer that fails, as the test wants it")
             }
             _ if self.asked => {
                 self.asked = false;
-                let (heading, batch) = self.engine.snapshot();
-                SourceSignal::Of(
+                let (id, batch) = self.engine.snapshot();
+                SourceSignal::Pod(
                     "pod".into(),
-                    SourceMessage::Snapshot { heading, batch: Box::new(batch) },
+                    SourceMessage::Snapshot { id, batch: Box::new(batch) },
                 )
             }
             _ => std::future::pending().await,
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, _ask: SourceQuery) {
+    fn query(&mut self, _pod: &PodName, _query: SourceQuery) {
         self.asked = true;
     }
 }
 
 #[tokio::test]
-async fn a_consumer_that_panics_is_replaced_and_its_pods_are_put_right() {
+async fn a_transport_that_panics_is_replaced_and_its_pods_recover() {
     let mut engine = Engine::new();
     (0..50).for_each(|_| engine.step(&mut Random(9)));
     let engine = Arc::new(engine);
     let mut router = Router::new(&"pod".into());
-    let lives = Arc::new(AtomicUsize::new(0));
-    let (pods, clock) = (Arc::clone(&router.pods), router.clock);
-    let (told, counted) = (Arc::clone(&engine), Arc::clone(&lives));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let pods = Arc::clone(&router.pods);
+    let clock = router.clock;
+    let told = Arc::clone(&engine);
+    let counted = Arc::clone(&runs);
     router.tasks.spawn(async move {
         let make = move || Fragile {
             engine: Arc::clone(&told),
-            lives: Arc::clone(&counted),
+            runs: Arc::clone(&counted),
             said: 0,
             asked: false,
         };
         supervise(make, &pods, clock).await;
     });
     router.until_exact(&engine, SECOND * 3).await;
-    assert_eq!(lives.load(Ordering::Relaxed), 2);
+    assert_eq!(runs.load(Ordering::Relaxed), 2);
 }
 
 /// The name is allowed or not by what it stands for, at each attempt.
 #[tokio::test]
-async fn a_name_that_stands_for_a_forbidden_address_is_not_connected_to() {
+async fn a_name_that_resolves_to_a_forbidden_address_is_not_dialed() {
     let mut publisher = ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub).await.unwrap();
     let port = publisher.address().port();
-    let guests = Arc::new(AtomicUsize::new(0));
-    let (met, mut tasks) = (Arc::clone(&guests), JoinSet::new());
+    let tokens = Arc::new(AtomicUsize::new(0));
+    let met = Arc::clone(&tokens);
+    let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let mut kept = Vec::new();
         loop {
@@ -241,19 +242,19 @@ async fn a_name_that_stands_for_a_forbidden_address_is_not_connected_to() {
     });
     let is_forbidden = Arc::new(AtomicUsize::new(1));
     let asked = Arc::clone(&is_forbidden);
-    let judge: DialPolicy = Arc::new(move |address| match asked.load(Ordering::Relaxed) {
+    let policy: DialPolicy = Arc::new(move |address| match asked.load(Ordering::Relaxed) {
         0 => Ok(()),
         _ => Err(format!("{address} is no pod")),
     });
     let address = format!("zmq://localhost:{port}").parse().unwrap();
-    let mut transport = ZeroMq::new("pod".into(), address).judged_by(judge);
+    let mut transport = ZeroMq::new("pod".into(), address).with_dial_policy(policy);
     let heard = transport.next().await;
-    let SourceSignal::Of(_, SourceMessage::Unreachable(told)) = heard else { panic!("{heard:?}") };
+    let SourceSignal::Pod(_, SourceMessage::Unreachable(told)) = heard else { panic!("{heard:?}") };
     assert!(tokio::time::timeout(SECOND / 2, transport.next()).await.is_err(), "said once");
     assert_eq!(transport.last_error(), Some(told.as_str()));
     assert!(told.starts_with("localhost:") && told.ends_with("is no pod"), "{told}");
-    assert_eq!(guests.load(Ordering::Relaxed), 0);
+    assert_eq!(tokens.load(Ordering::Relaxed), 0);
     is_forbidden.store(0, Ordering::Relaxed);
     let heard = tokio::time::timeout(SECOND * 5, transport.next()).await.unwrap();
-    assert!(matches!(heard, SourceSignal::Of(_, SourceMessage::Connected)), "{heard:?}");
+    assert!(matches!(heard, SourceSignal::Pod(_, SourceMessage::Connected)), "{heard:?}");
 }

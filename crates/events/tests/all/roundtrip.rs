@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use wornpath_events::wire::{
-    DecodeNotice, ExtraKeysBuffer, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
+    ExtraKeysBuffer, GroupAttention, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
     WireLayout, WireLimits, WireRemoved, WireStored, decode, encode,
 };
 use wornpath_index::{EngineHash, Tier};
@@ -23,7 +23,7 @@ struct MadeStored {
     lora: (Option<u32>, Option<String>),
     tier: Tier,
     extra_keys: Vec<Vec<MadeKey>>,
-    group: (Option<u32>, DecodeNotice),
+    group: (Option<u32>, GroupAttention),
 }
 
 #[derive(Clone, Debug)]
@@ -46,8 +46,11 @@ fn key() -> impl Strategy<Value = MadeKey> {
 }
 
 fn stored() -> impl Strategy<Value = MadeStored> {
-    let attention =
-        prop::sample::select(vec![DecodeNotice::Unsaid, DecodeNotice::Full, DecodeNotice::Partial]);
+    let attention = prop::sample::select(vec![
+        GroupAttention::Unspecified,
+        GroupAttention::Full,
+        GroupAttention::Partial,
+    ]);
     (
         prop::collection::vec(any::<u64>(), 0..20),
         any::<Option<u64>>(),
@@ -125,7 +128,8 @@ proptest! {
         dialect in dialect(),
     ) {
         let mut sent = WireBatch::default();
-        (sent.sent_at, sent.dp_rank) = (sent_at, dp_rank);
+        sent.sent_at = sent_at;
+        sent.dp_rank = dp_rank;
         events.iter().for_each(|event| push(&mut sent, event));
         let mut payload = Vec::new();
         encode(&sent, dialect, &mut payload);
@@ -137,13 +141,13 @@ proptest! {
         prop_assert_eq!(received.sent_at, sent_at);
         prop_assert_eq!(received.dp_rank, dp_rank);
         prop_assert_eq!(received.unknown_events, 0);
-        let (received, sent): (Vec<_>, Vec<_>) =
-            (received.events().collect(), sent.events().collect());
+        let received: Vec<_> = received.events().collect();
+        let sent: Vec<_> = sent.events().collect();
         prop_assert_eq!(received, sent);
     }
 
     #[test]
-    fn any_bytes_give_a_batch_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn decoding_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = decode(&bytes, &WireLimits::default(), &mut WireBatch::default());
     }
 }

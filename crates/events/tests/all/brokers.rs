@@ -1,92 +1,120 @@
-//! The way of events over real brokers: engine, relay, broker, router. A broker may be away at the start, be
-//! killed and be wiped; once it is back, the router's index is what the engine holds.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
-#![cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
+//! Events over real brokers: engine, relay, broker, router. A broker may be down at the start, be
+//! killed and be wiped; once it is back, the router's index equals the engine's cache.
 
-#[path = "chaos/engine.rs"]
-#[allow(dead_code, reason = "faults are not simulated here")]
-mod engine;
-mod saying;
-mod server;
-
-use engine::{Engine, Random};
-use saying::serving;
-use server::Server;
+use crate::engine::{Engine, Random};
+use crate::server::Server;
+use crate::stores::served_model;
+use crate::wait::until;
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use wornpath_events::wire::{Envelope, HashForm, WireBatch, WireDialect, WireLayout, encode};
 use wornpath_events::{
     BatchId, Capabilities, Delivery, Epoch, EventClock, EventPods, FeedRules, FeedState, PodName,
-    Sink, SourceMessage, SourceQuery, SourceSignal, Transport, consume, keep_time, relay,
+    PodStatus, Sink, SourceMessage, SourceQuery, SourceSignal, Transport, consume, relay,
+    run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
 const POD: &str = "http://10.0.0.1:8000";
 const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
-/// An engine that can be listened to without a network: live batches, and replay.
+/// An engine that several tasks use, and that notifies them of changes.
 #[derive(Clone)]
-struct Listening {
+struct SharedEngine {
     engine: Arc<Mutex<Engine>>,
-    life: u64,
-    heard: u64,
-    answers: VecDeque<SourceMessage>,
+    changed: watch::Sender<()>,
 }
 
-impl Listening {
-    fn to(engine: &Arc<Mutex<Engine>>) -> Self {
-        let connected = VecDeque::from([SourceMessage::Connected]);
-        Self { engine: Arc::clone(engine), life: 0, heard: 0, answers: connected }
+impl SharedEngine {
+    fn new() -> Self {
+        Self { engine: Arc::new(Mutex::new(Engine::new())), changed: watch::Sender::new(()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap()
+    }
+
+    fn change(&self, make: impl FnOnce(&mut Engine)) {
+        make(&mut self.lock());
+        self.changed.send_replace(());
     }
 }
 
-impl Transport for Listening {
+/// A transport from an engine without a network: live batches, and replay.
+struct LocalTransport {
+    engine: SharedEngine,
+    changed: watch::Receiver<()>,
+    epoch: u64,
+    next: u64,
+    messages: VecDeque<SourceMessage>,
+}
+
+impl LocalTransport {
+    fn new(engine: &SharedEngine) -> Self {
+        Self {
+            engine: engine.clone(),
+            changed: engine.changed.subscribe(),
+            epoch: 0,
+            next: 0,
+            messages: VecDeque::from([SourceMessage::Connected]),
+        }
+    }
+}
+
+impl Transport for LocalTransport {
     fn name(&self) -> &str {
         "engine"
     }
 
-    fn abilities(&self) -> Capabilities {
+    fn capabilities(&self) -> Capabilities {
         Capabilities { replay: true, snapshot: false, relayed: false }
     }
 
     async fn next(&mut self) -> SourceSignal {
         loop {
-            if let Some(said) = self.answers.pop_front() {
-                return SourceSignal::Of(POD.into(), said);
+            if let Some(message) = self.messages.pop_front() {
+                return SourceSignal::Pod(POD.into(), message);
             }
-            let said = {
-                let engine = self.engine.lock().unwrap();
-                if engine.life != self.life {
-                    (self.life, self.heard) = (engine.life, 0);
-                    self.answers.push_back(SourceMessage::Disconnected);
-                    self.answers.push_back(SourceMessage::Connected);
+            let message = {
+                let engine = self.engine.lock();
+                if engine.epoch != self.epoch {
+                    self.epoch = engine.epoch;
+                    self.next = 0;
+                    self.messages.push_back(SourceMessage::Disconnected);
+                    self.messages.push_back(SourceMessage::Connected);
                     continue;
                 }
-                (self.heard < engine.said.len() as u64)
-                    .then(|| batch(&engine, self.heard, Delivery::Live))
+                (self.next < engine.batches.len() as u64)
+                    .then(|| batch(&engine, self.next, Delivery::Live))
             };
-            if let Some(said) = said {
-                self.heard += 1;
-                return SourceSignal::Of(POD.into(), said);
+            if let Some(message) = message {
+                self.next += 1;
+                return SourceSignal::Pod(POD.into(), message);
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            self.changed.changed().await.unwrap();
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, ask: SourceQuery) {
-        let SourceQuery::Replay { from } = ask else { return };
-        let engine = self.engine.lock().unwrap();
-        let numbers = from..engine.said.len() as u64;
-        self.answers.extend(numbers.map(|number| batch(&engine, number, Delivery::Replay)));
-        self.answers.push_back(SourceMessage::ReplayEnd);
+    fn query(&mut self, _pod: &PodName, query: SourceQuery) {
+        let SourceQuery::Replay { from } = query else { return };
+        let engine = self.engine.lock();
+        let numbers = from..engine.batches.len() as u64;
+        self.messages.extend(numbers.map(|number| batch(&engine, number, Delivery::Replay)));
+        self.messages.push_back(SourceMessage::ReplayEnd);
     }
 }
 
-fn batch(engine: &Engine, sequence: u64, via: Delivery) -> SourceMessage {
-    let heading = BatchId { epoch: None, ..engine.heading(sequence) };
-    SourceMessage::Batch { heading, via, batch: Box::new(engine.said[sequence as usize].clone()) }
+fn batch(engine: &Engine, sequence: u64, delivery: Delivery) -> SourceMessage {
+    let id = BatchId { epoch: None, ..engine.id(sequence) };
+    SourceMessage::Batch {
+        id,
+        delivery,
+        batch: Box::new(engine.batches[sequence as usize].clone()),
+    }
 }
 
 /// A router that gets its events from a broker.
@@ -101,33 +129,47 @@ impl Router {
     fn new(transport: impl Transport + 'static) -> Self {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let id = pods.add(&POD.into(), serving()).unwrap();
-        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
+        let id = pods.add(&POD.into(), served_model()).unwrap();
+        let clock = EventClock::start();
+        let mut tasks = JoinSet::new();
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {
-            tokio::join!(consume(transport, &fed, clock), keep_time(&fed, clock)).0;
+            tokio::join!(consume(transport, &fed, clock), run_timers(&fed, clock)).0;
         });
         Self { pods, id, clock, _tasks: tasks }
     }
 
-    async fn until_exact(&self, engine: &Arc<Mutex<Engine>>, when: &str) {
-        let limit = Duration::from_secs(5);
-        let end = self.clock.now() + limit;
-        loop {
-            let ours = self.pods.index().digest(self.id).unwrap().tiers;
-            let theirs = engine.lock().unwrap().digest().tiers;
-            let status = self.pods.status(self.clock.now()).remove(0).status;
-            if ours == theirs && status.state == FeedState::Live {
-                return;
-            }
-            assert!(
-                self.clock.now() < end,
-                "{when}: {} blocks in the index, {} in the engine; {status:?}",
-                ours[0].count,
-                theirs[0].count
-            );
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+    fn status(&self) -> PodStatus {
+        self.pods.status(self.clock.now()).remove(0)
+    }
+
+    fn age(&self) -> Duration {
+        self.status().status.age.unwrap()
+    }
+
+    async fn until_exact(&self, engine: &SharedEngine, when: &str) {
+        let ours = || self.pods.index().digest(self.id).unwrap().tiers;
+        let theirs = || engine.lock().digest().tiers;
+        until(
+            Duration::from_secs(5),
+            || ours() == theirs() && self.status().status.state == FeedState::Live,
+            || {
+                let counts = (ours()[0].count, theirs()[0].count);
+                format!("{when}: (index, engine) have {counts:?} blocks; {:?}", self.status())
+            },
+        )
+        .await;
+    }
+
+    /// Waits until the router has noticed that its broker is unreachable.
+    async fn until_unreachable(&self) {
+        let is_noticed = || !self.status().errors.is_empty();
+        until(Duration::from_secs(10), is_noticed, || format!("{:?}", self.status())).await;
+    }
+
+    /// Waits until nothing has shown for so long that the engine is alive.
+    async fn until_silent(&self, silence: Duration) {
+        until(silence * 3, || self.age() > silence, || format!("{:?}", self.status())).await;
     }
 }
 
@@ -136,28 +178,27 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     transport: impl Fn(&str) -> T,
     sink: impl Fn(&str) -> S,
 ) {
-    let engine = Arc::new(Mutex::new(Engine::new()));
+    let engine = SharedEngine::new();
     let mut random = Random(11);
     let mut work = |batches: usize| {
-        let mut engine = engine.lock().unwrap();
-        (0..batches).for_each(|_| engine.step(&mut random));
+        engine.change(|engine| (0..batches).for_each(|_| engine.step(&mut random)));
     };
     let url = server.url();
-    let listening = Listening::to(&engine);
+    let from = LocalTransport::new(&engine);
     let mut tasks = JoinSet::new();
     let sink = sink(&url);
     tasks.spawn(async move {
-        relay(listening, sink, POD.into(), Epoch(1), |_| {}).await;
+        relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
     let first = Router::new(transport(&url));
     work(30);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    first.until_unreachable().await;
     server.start();
     first.until_exact(&engine, "the broker was away at the start").await;
 
     let second = Router::new(transport(&url));
     second.until_exact(&engine, "a second router came later").await;
-    engine.lock().unwrap().restart();
+    engine.change(Engine::restart);
     work(40);
     for router in [&first, &second] {
         router.until_exact(&engine, "the engine restarted").await;
@@ -165,7 +206,9 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
 
     server.kill();
     work(40);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    for router in [&first, &second] {
+        router.until_unreachable().await;
+    }
     server.start();
     for router in [&first, &second] {
         router.until_exact(&engine, "the broker was killed and came back").await;
@@ -188,107 +231,116 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     fourth.until_exact(&engine, "the broker was wiped while the engine was idle").await;
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "nothing of it is forgotten").await;
-        let counters = router.pods.status(router.clock.now()).remove(0).status.counters;
+        let counters = router.status().status.counters;
         assert_eq!(counters.rebuilds, 0);
     }
 
     server.pause();
     work(10);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    first.until_silent(Duration::from_secs(4)).await;
     server.resume();
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "the broker was paused").await;
     }
 }
 
-/// A relay that is silent because its engine is, and one that is gone.
-async fn beat<T: Transport + 'static, S: Sink + 'static>(
+/// A relay that is idle because its engine is, and one that is gone.
+async fn heartbeat<T: Transport + 'static, S: Sink + 'static>(
     mut server: Server,
     transport: impl Fn(&str) -> T,
     sink: impl Fn(&str) -> S,
 ) {
-    let engine = Arc::new(Mutex::new(Engine::new()));
-    (0..10).for_each(|_| engine.lock().unwrap().step(&mut Random(11)));
+    let engine = SharedEngine::new();
+    engine.change(|engine| (0..10).for_each(|_| engine.step(&mut Random(11))));
     let url = server.url();
     server.start();
     let mut tasks = JoinSet::new();
-    let (listening, sink, again) = (Listening::to(&engine), sink(&url), sink(&url));
+    let from = LocalTransport::new(&engine);
+    let again = sink(&url);
+    let sink = sink(&url);
     tasks.spawn(async move {
-        relay(listening, sink, POD.into(), Epoch(1), |_| {}).await;
+        relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
     let router = Router::new(transport(&url));
     router.until_exact(&engine, "the relay has started").await;
-    let age = || router.pods.status(router.clock.now()).remove(0).status.age.unwrap();
-    let end = router.clock.now() + Duration::from_secs(8);
-    while router.clock.now() < end {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(age() < Duration::from_secs(4), "an idle engine is spoken for: {:?}", age());
+    // Every heartbeat resets the age of the last message.
+    for heartbeat in 0..3 {
+        let before = Cell::new(router.age());
+        let is_reset = || router.age() < before.replace(router.age());
+        let describe = || format!("heartbeat {heartbeat}: {:?}", router.status());
+        until(Duration::from_secs(4), is_reset, describe).await;
     }
     tasks.abort_all();
-    tokio::time::sleep(Duration::from_secs(8)).await;
-    assert!(age() > Duration::from_secs(4), "nobody speaks for it any more: {:?}", age());
+    router.until_silent(Duration::from_secs(4)).await;
 
-    let (listening, sink) = (Listening::to(&engine), again);
+    let from = LocalTransport::new(&engine);
+    let sink = again;
     tasks.spawn(async move {
-        relay(listening, sink, POD.into(), Epoch(2), |_| {}).await;
+        relay(from, sink, POD.into(), Epoch(2), |_| {}).await;
     });
-    engine.lock().unwrap().step(&mut Random(12));
+    engine.change(|engine| engine.step(&mut Random(12)));
     router.until_exact(&engine, "the relay was started again").await;
-    let status = router.pods.status(router.clock.now()).remove(0).status;
+    let status = router.status().status;
     assert_eq!((status.epoch, status.counters.restarts), (Some(Epoch(1)), 0));
 }
 
-/// The numbers of the next batches that a router hears.
-async fn hear(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
+/// The numbers of the next batches that a transport delivers.
+async fn receive(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
     let mut numbers = Vec::new();
     while numbers.len() < batches {
-        let heard = tokio::time::timeout(Duration::from_secs(5), transport.next()).await;
-        if let SourceSignal::Of(_, SourceMessage::Batch { heading, .. }) =
-            heard.expect("more is to be heard")
+        let signal = tokio::time::timeout(Duration::from_secs(5), transport.next()).await;
+        if let SourceSignal::Pod(_, SourceMessage::Batch { id, .. }) =
+            signal.expect("the transport delivers more batches")
         {
-            numbers.extend(heading.sequence);
+            numbers.extend(id.sequence);
         }
     }
     numbers
 }
 
-/// Publishes so many batches of a life.
+/// Publishes so many batches of an epoch.
 async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
     let mut payload = Vec::new();
     encode(&WireBatch::default(), DIALECT, &mut payload);
-    while sink.last(POD).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_ready = async {
+        let mut retries = tokio::time::interval(Duration::from_millis(50));
+        while sink.last(POD).await.is_err() {
+            retries.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), is_ready).await.expect("the broker starts");
     for sequence in 0..batches {
         let one = Envelope { pod: POD, epoch: Some(epoch), sequence, payload: &payload };
         sink.publish(&[one]).await.unwrap();
     }
 }
 
-/// A router that was away while its broker was wiped and filled again, beyond where the router was.
+/// A router that is disconnected while its broker is wiped and filled again, past the router's
+/// cursor.
 async fn notice<T: Transport, S: Sink>(
     mut server: Server,
     transport: impl Fn(&str) -> T,
     sink: impl Fn(&str) -> S,
 ) {
     let url = server.url();
-    let (mut transport, mut sink) = (transport(&url), sink(&url));
+    let mut transport = transport(&url);
+    let mut sink = sink(&url);
     server.start();
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, SourceSignal::Of(_, SourceMessage::Connected)) {}
+    while !matches!(transport.next().await, SourceSignal::Pod(_, SourceMessage::Connected)) {}
     fill(&mut sink, 1, 5).await;
-    assert_eq!(hear(&mut transport, 5).await, [0, 1, 2, 3, 4]);
+    assert_eq!(receive(&mut transport, 5).await, [0, 1, 2, 3, 4]);
     server.kill();
     server.wipe();
     server.start();
     fill(&mut sink, 2, 20).await;
-    let heard = hear(&mut transport, 20).await;
-    assert!(heard.into_iter().eq(0..20), "it is read from its beginning");
+    let received = receive(&mut transport, 20).await;
+    assert!(received.into_iter().eq(0..20), "it is read from its beginning");
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_redis_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+async fn a_redis_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
     use wornpath_events::{RedisSink, RedisStreams};
     let Some(server) = Server::redis() else { return };
     notice(
@@ -301,7 +353,7 @@ async fn a_redis_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
 
 #[cfg(feature = "nats")]
 #[tokio::test]
-async fn a_nats_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+async fn a_nats_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
     use wornpath_events::{Nats, NatsSink};
     let Some(server) = Server::nats() else { return };
     notice(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
@@ -309,23 +361,23 @@ async fn a_nats_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
 
 #[cfg(feature = "nats")]
 #[tokio::test]
-async fn a_nats_that_wants_a_password_is_shown_it_and_nobody_else_is() {
+async fn credentials_go_to_the_nats_server_and_not_into_the_name() {
     use wornpath_events::{Nats, NatsSink};
     let Some(mut server) = Server::guarded_nats() else { return };
     server.start();
     let url = server.url().replace("nats://", "nats://me:p%40ss@");
-    let (mut sink, mut transport) =
-        (NatsSink::new(&url, "kv"), Nats::new(&url, "kv", &[POD.into()]));
+    let mut sink = NatsSink::new(&url, "kv");
+    let mut transport = Nats::new(&url, "kv", &[POD.into()]);
     assert_eq!(transport.name(), format!("{}/kv", server.url()));
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, SourceSignal::Of(_, SourceMessage::Connected)) {}
+    while !matches!(transport.next().await, SourceSignal::Pod(_, SourceMessage::Connected)) {}
     fill(&mut sink, 1, 3).await;
-    assert_eq!(hear(&mut transport, 3).await, [0, 1, 2]);
+    assert_eq!(receive(&mut transport, 3).await, [0, 1, 2]);
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
-async fn a_kafka_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+async fn a_kafka_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
     use wornpath_events::{Kafka, KafkaSink};
     let Some(server) = Server::kafka() else { return };
     let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
@@ -339,10 +391,10 @@ async fn a_kafka_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
 
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_redis_does_not_vouch_for_a_relay_that_is_gone() {
+async fn a_redis_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
     use wornpath_events::{RedisSink, RedisStreams};
     let Some(server) = Server::redis() else { return };
-    beat(
+    heartbeat(
         server,
         |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
         |url| RedisSink::new(url, "kv").unwrap(),
@@ -352,7 +404,7 @@ async fn a_redis_does_not_vouch_for_a_relay_that_is_gone() {
 
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_redis_that_no_pod_is_read_from_is_left_alone() {
+async fn a_redis_transport_without_pods_delivers_nothing() {
     use wornpath_events::RedisStreams;
     let Some(mut server) = Server::redis() else { return };
     server.start();
@@ -363,15 +415,16 @@ async fn a_redis_that_no_pod_is_read_from_is_left_alone() {
 
 #[cfg(feature = "nats")]
 #[tokio::test]
-async fn a_nats_does_not_vouch_for_a_relay_that_is_gone() {
+async fn a_nats_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
     use wornpath_events::{Nats, NatsSink};
     let Some(server) = Server::nats() else { return };
-    beat(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+    heartbeat(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv"))
+        .await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
-async fn a_batch_that_nats_does_not_take_is_told_and_those_before_it_are_there() {
+async fn a_batch_that_exceeds_the_limit_of_nats_is_an_error_and_those_before_it_are_stored() {
     use wornpath_events::{NatsSink, SinkError};
     let Some(mut server) = Server::nats() else { return };
     server.start();
@@ -391,11 +444,11 @@ async fn a_batch_that_nats_does_not_take_is_told_and_those_before_it_are_there()
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
-async fn a_kafka_does_not_vouch_for_a_relay_that_is_gone() {
+async fn a_kafka_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
     use wornpath_events::{Kafka, KafkaSink};
     let Some(server) = Server::kafka() else { return };
     let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
-    beat(
+    heartbeat(
         server,
         |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
         |url| KafkaSink::new(&brokers(url), "kv"),
@@ -405,7 +458,7 @@ async fn a_kafka_does_not_vouch_for_a_relay_that_is_gone() {
 
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn events_come_over_redis_whatever_becomes_of_it() {
+async fn events_over_redis_survive_kills_wipes_and_pauses() {
     use wornpath_events::{RedisSink, RedisStreams};
     let Some(server) = Server::redis() else { return };
     follow(
@@ -418,7 +471,7 @@ async fn events_come_over_redis_whatever_becomes_of_it() {
 
 #[cfg(feature = "nats")]
 #[tokio::test]
-async fn events_come_over_nats_whatever_becomes_of_it() {
+async fn events_over_nats_survive_kills_wipes_and_pauses() {
     use wornpath_events::{Nats, NatsSink};
     let Some(server) = Server::nats() else { return };
     follow(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
@@ -426,7 +479,7 @@ async fn events_come_over_nats_whatever_becomes_of_it() {
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
-async fn events_come_over_kafka_whatever_becomes_of_it() {
+async fn events_over_kafka_survive_kills_wipes_and_pauses() {
     use wornpath_events::{Kafka, KafkaSink};
     let Some(server) = Server::kafka() else { return };
     let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
