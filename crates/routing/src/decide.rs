@@ -208,6 +208,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let DecisionScratch { depths, selection, .. } = &mut state.scratch;
         let excluded = self.retry.excluded;
         selection.candidates.clear();
+        selection.most_fallbacks = step.rules.fallbacks;
         let with_role = fleet.with_role(&step.rules.role).iter().copied();
         if excluded.is_empty() {
             selection.candidates.extend(with_role);
@@ -231,7 +232,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let selector = &step.selector;
         let skipped = selector.filter(&decision, selection, recorder.as_deref_mut())?;
         selector.score(&decision, selection, recorder.as_deref_mut());
-        let choice = selector.pick(&decision, selection, step.rules.fallbacks, rng, recorder);
+        let choice = selector.pick(&decision, selection, rng, recorder);
 
         let candidate = selection.candidates[choice.at];
         let id = |at: &usize| fleet[selection.candidates[*at]].id();

@@ -21,6 +21,8 @@ pub(crate) struct SelectionBuffers {
     pub(crate) candidates: Vec<Candidate>,
     /// Positions among the candidates, best first.
     pub(crate) fallbacks: Vec<usize>,
+    /// The limit of fallbacks, of the step that is being bound.
+    pub(crate) most_fallbacks: usize,
     keep: Vec<bool>,
     scores: Vec<f64>,
     totals: Vec<f64>,
@@ -107,12 +109,11 @@ impl Selector {
         }
     }
 
-    /// Chooses a candidate, and ranks at most `fallbacks` others behind it.
+    /// Chooses a candidate, and ranks at most `most_fallbacks` others behind it.
     pub(crate) fn pick(
         &self,
         decision: &Decision<'_>,
         buffers: &mut SelectionBuffers,
-        fallbacks: usize,
         rng: &mut Rng,
         recorder: Option<&mut Recorder<'_>>,
     ) -> Choice {
@@ -121,8 +122,9 @@ impl Selector {
         let mut choice = self.picker.picker.pick(decision, set, rng);
         choice.at = choice.at.min(set.candidates.len() - 1);
         buffers.fallbacks.clear();
-        if fallbacks > 0 {
-            let mut ranked = Fallbacks { positions: &mut buffers.fallbacks, most: fallbacks };
+        if buffers.most_fallbacks > 0 {
+            let positions = &mut buffers.fallbacks;
+            let mut ranked = Fallbacks { positions, most: buffers.most_fallbacks };
             self.picker.picker.fallbacks(decision, set, choice.at, &mut ranked);
         }
         if let (Some(recorder), Some(started)) = (recorder, started) {

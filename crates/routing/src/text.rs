@@ -29,6 +29,14 @@ pub struct TextTokenizer {
     template: Option<ChatTemplate>,
 }
 
+/// The parts of [`Prompt::Chat`].
+#[derive(Clone, Copy)]
+struct Chat<'a> {
+    messages: &'a Messages,
+    tools: Option<&'a [Value]>,
+    kwargs: Option<&'a Map<String, Value>>,
+}
+
 impl TextTokenizer {
     /// From the model's tokenizer and template.
     #[must_use]
@@ -43,11 +51,10 @@ impl TextTokenizer {
     fn encode_chat(
         &self,
         request: &Request,
-        messages: &Messages,
-        tools: Option<&[Value]>,
-        kwargs: Option<&Map<String, Value>>,
+        chat: Chat<'_>,
         tokens: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
+        let Chat { messages, tools, kwargs } = chat;
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
         // A template writes its special tokens itself.
         let framing = framing(&request.fields).unwrap_or(Framing::Bare);
@@ -117,7 +124,9 @@ impl Tokenize for TextTokenizer {
                 Ok(self.cache.encode(text, framing, tokens)?)
             }
             Prompt::Chat { messages, tools, kwargs } => {
-                self.encode_chat(request, messages, tools.as_deref(), kwargs.as_ref(), tokens)
+                let tools = tools.as_deref();
+                let kwargs = kwargs.as_ref();
+                self.encode_chat(request, Chat { messages, tools, kwargs }, tokens)
             }
         }
     }
