@@ -6,7 +6,7 @@ use crate::http::metrics_page;
 use crate::percent::decode;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
-use crate::proxy::handle::relayed;
+use crate::proxy::handle::handle;
 use crate::proxy::headers;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -36,7 +36,7 @@ pub(crate) async fn respond(
     let id = headers::request_id(request.headers(), || worker.random());
     let mut response = match own(&worker, request).await {
         Ok(own) => own,
-        Err(request) => relayed(&worker, request, &id).await,
+        Err(request) => handle(&worker, request, &id).await,
     };
     let headers = response.headers_mut();
     headers.insert(headers::REQUEST_ID, id);

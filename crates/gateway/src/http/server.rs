@@ -174,10 +174,10 @@ async fn accept_until_told(
             move |checkpoint| checkpoint::write_periodically(checkpoint, Arc::clone(&registry));
         supervise(elsewhere, "checkpoint writes", checkpoint, keep);
     }
-    let answer_bell = |overseer: Arc<Worker>| async move {
-        overseer.gateway.wait_queue.answer_bell(&*overseer).await
+    let run_poller = |overseer: Arc<Worker>| async move {
+        overseer.gateway.wait_queue.run_poller(&*overseer).await
     };
-    supervise(&Handle::current(), "deciding held requests", &overseer, answer_bell);
+    supervise(&Handle::current(), "deciding held requests", &overseer, run_poller);
     let accept = accept(listener, inboxes, Arc::clone(gateway));
     let accepting = tokio::spawn(named("accept connections", accept));
     let mut signals = shutdown.signals();

@@ -1,15 +1,16 @@
-//! Requests of the gateway's own: planned offline, sent through the same pipeline, behind everybody else.
+//! Requests of batches: planned offline, sent through the same stages as clients' requests, at the
+//! lowest priority.
 
 use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
-use crate::proxy::decide::decide;
+use crate::proxy::decide::{Decided, decide};
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::Dispatcher;
+use crate::proxy::execute::Replanner;
 use crate::proxy::headers;
 use crate::proxy::parse::read_body;
 use crate::proxy::prepare::prepare;
-use crate::proxy::response::answer;
-use crate::proxy::tenancy::{renamed, salted};
+use crate::proxy::response::respond;
+use crate::proxy::tenancy::{replace_alias, salt};
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -21,20 +22,20 @@ use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, Profile};
 
-/// A request that a plan has put somewhere.
+/// A request that the plan of a batch assigns to a pod.
 #[derive(Clone, Copy)]
 pub struct BatchRequest<'a> {
-    /// The pod that the plan names.
+    /// The pod of the plan.
     pub pod: PodId,
-    /// What decides.
+    /// The profile that decides.
     pub profile: &'a Arc<Profile>,
-    /// Whose it is.
+    /// The tenant that created the batch.
     pub tenant: Option<&'a Name>,
-    /// Called when it has been decided, and counts among a pod's requests.
+    /// Called when the request is decided, and counts as load of a pod.
     pub decided: &'a (dyn Fn() + Sync),
 }
 
-/// Sends a request where its plan says, as long as that pod may take it.
+/// Sends a request to the pod of its plan, if that pod has room for it.
 pub async fn send_planned(
     worker: &Arc<Worker>,
     mut call: StepCall,
@@ -44,58 +45,72 @@ pub async fn send_planned(
     let api = Api::at(call.path.path());
     let id = headers::request_id(&call.headers, || worker.random());
     call.headers.insert(headers::REQUEST_ID, id.clone());
-    let mut record = RequestSummary {
+    let mut summary = RequestSummary {
         profile: Name::from(OFFLINE),
         tenant: planned.tenant.cloned(),
         ..RequestSummary::new(id.to_str().unwrap_or_default(), api)
     };
-    let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
-        Ok(carried) => answer(worker, (carried, None), record, arrived),
-        Err(refusal) => {
-            record.status = refusal.status.as_u16();
-            record.total = worker.gateway.now().saturating_sub(arrived);
-            worker.gateway.ended(&record);
-            refusal.response(api)
+    let mut response = match run_stages(worker, call, planned, arrived, &mut summary).await {
+        Ok(response) => respond(worker, response, None, summary, arrived),
+        Err(error) => {
+            summary.status = error.status.as_u16();
+            summary.total = worker.gateway.now().saturating_sub(arrived);
+            worker.gateway.ended(&summary);
+            error.response(api)
         }
     };
     response.headers_mut().insert(headers::REQUEST_ID, id);
     response
 }
 
-async fn carry(
+async fn run_stages(
     worker: &Arc<Worker>,
     mut call: StepCall,
-    (planned, arrived): (BatchRequest<'_>, Moment),
-    record: &mut RequestSummary,
+    planned: BatchRequest<'_>,
+    arrived: Moment,
+    summary: &mut RequestSummary,
 ) -> Result<PlanResponse, ErrorResponse> {
-    let BatchRequest { pod, profile, tenant, decided } = planned;
-    let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
+    let gateway = &worker.gateway;
+    let settings = gateway.settings();
     let snapshot = gateway.snapshot();
     let length = settings.limits.length(call.body.len());
-    let mut read = read_body(worker, record.api, &call, length).await?;
-    read.request.model = snapshot.model(&read.model);
-    read.request.arrival = arrived;
-    read.request.wall = unix_time();
-    read.request.priority = Priority::LOWEST;
-    read.request.planned = Some(pod);
-    read.request.tenant = tenant.cloned();
-    renamed(&read, &mut call, &snapshot)?;
-    salted(record.api, &mut read, &mut call, &settings)?;
-    if snapshot.knows(&read.request.model.base) {
-        record.model.clone_from(&read.request.model.base);
+    let mut body = read_body(worker, summary.api, &call, length).await?;
+    body.request.model = snapshot.model(&body.model);
+    body.request.arrival = arrived;
+    body.request.wall = unix_time();
+    body.request.priority = Priority::LOWEST;
+    body.request.planned = Some(planned.pod);
+    body.request.tenant = planned.tenant.cloned();
+    replace_alias(&body, &mut call, &snapshot)?;
+    salt(summary.api, &mut body, &mut call, &settings)?;
+    if snapshot.knows(&body.request.model.base) {
+        summary.model.clone_from(&body.request.model.base);
     }
-    let mut seen = None;
-    let context = prepare(worker, profile, (read, length), &mut seen).await?;
-    let (context, plan, insert) = decide(worker, profile, (context, length), &mut seen).await?;
-    decided();
-    record.decided = gateway.now().saturating_sub(arrived);
-    // What is not streamed has its first byte when all of it has been computed.
+    let mut trace = None;
+    let profile = planned.profile;
+    let context = prepare(worker, profile, body.request, length, &mut trace).await?;
+    let decided = decide(worker, profile, context, length, &mut trace).await?;
+    (planned.decided)();
+    summary.decided = gateway.now().saturating_sub(arrived);
+    // The first byte of an answer that is not streamed comes when all of it is computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
-    let (budget, whole_answer) = (&gateway.budget, None);
-    let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-    let (bytes, snapshot, insert, handover) = (length.bytes, gateway.snapshot(), &insert, None);
-    let record = None;
-    let mut dispatcher =
-        Dispatcher { worker, profile, context, bytes, seen, snapshot, insert, handover, record };
-    Ok(worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await?)
+    let options = CallOptions {
+        budget: &gateway.budget,
+        timeouts,
+        whole_answer: None,
+        worker: worker.number,
+    };
+    let Decided { context, plan, insert } = decided;
+    let mut replanner = Replanner {
+        worker,
+        profile,
+        context,
+        bytes: length.bytes,
+        trace,
+        snapshot: gateway.snapshot(),
+        insert,
+        lease: None,
+        summary: None,
+    };
+    Ok(execute(plan, &call, &options, &mut replanner).await?)
 }

@@ -3,7 +3,7 @@
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::wait_queue::Waiter;
-use crate::proxy::worker::{FirstInsert, Worker};
+use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
 use wornpath_config::BodyLength;
 use wornpath_routing::queue::Redecision;
@@ -11,25 +11,37 @@ use wornpath_routing::{
     DecisionEnv, Explanation, Outcome, Profile, Recorder, RoutingContext, RoutingPlan,
 };
 
-/// A plan, and what the index is to be told of it.
+/// A plan, and what is needed to run it.
+pub(crate) struct Decided {
+    /// For further decisions; none only if the gateway shut down while the request was queued.
+    pub(crate) context: Option<RoutingContext>,
+    pub(crate) plan: RoutingPlan,
+    /// The index update of the plan, unless it was made already.
+    pub(crate) insert: Option<LockedInsert>,
+}
+
+/// Decides, and waits in the queue if every pod is busy.
+///
+/// If no pod can serve the request but all of them are new, the pods are asked for their models first.
 pub(crate) async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,
-    (mut context, length): (RoutingContext, BodyLength),
-    seen: &mut Option<Box<RequestTrace>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan, FirstInsert), ErrorResponse> {
+    mut context: RoutingContext,
+    length: BodyLength,
+    trace: &mut Option<Box<RequestTrace>>,
+) -> Result<Decided, ErrorResponse> {
     let gateway = &worker.gateway;
     let mut is_first = true;
     loop {
-        let decide = |world: &mut DecisionEnv<'_>| match &mut *seen {
-            None => profile.decide(&mut context, world),
-            Some(seen) => {
+        let decide = |env: &mut DecisionEnv<'_>| match &mut *trace {
+            None => profile.decide(&mut context, env),
+            Some(trace) => {
                 let clock = || gateway.now();
                 let mut recorder = Recorder::new(&clock);
-                let outcome = profile.decide_explained(&mut context, world, &mut recorder);
-                let prepare = std::mem::take(&mut seen.explanation.prepare);
-                seen.decided = world.now;
-                seen.explanation = Explanation { prepare, ..recorder.finish() };
+                let outcome = profile.decide_explained(&mut context, env, &mut recorder);
+                let prepare = std::mem::take(&mut trace.explanation.prepare);
+                trace.decided = env.now;
+                trace.explanation = Explanation { prepare, ..recorder.finish() };
                 outcome
             }
         };
@@ -38,21 +50,21 @@ pub(crate) async fn decide(
             Outcome::Plan(plan) => (Some(context), Ok(plan)),
             Outcome::Reject(rejection) => (Some(context), Err(rejection)),
             Outcome::Hold(hold) => {
-                let bytes = length.bytes;
-                let waiter = Waiter { profile, context, again: Redecision::default(), bytes };
-                if let Some(seen) = seen {
-                    seen.has_waited = true;
+                let again = Redecision::default();
+                let waiter = Waiter { profile, context, again, bytes: length.bytes };
+                if let Some(trace) = trace {
+                    trace.has_waited = true;
                 }
                 Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await
             }
         };
         context = match (back, decided) {
-            (back, Ok(plan)) => return Ok((back, plan, insert)),
-            // All who could have answered it may have been replaced since it came.
-            (Some(back), Err(_))
-                if is_first && gateway.snapshot().may_yet_serve(model_of(&back)) =>
+            (context, Ok(plan)) => return Ok(Decided { context, plan, insert }),
+            // All pods that could serve it may have been replaced since it arrived.
+            (Some(context), Err(_))
+                if is_first && gateway.snapshot().may_yet_serve(model_of(&context)) =>
             {
-                back
+                context
             }
             (_, Err(rejection)) => return Err(rejection.into()),
         };

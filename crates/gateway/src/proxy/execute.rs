@@ -1,85 +1,108 @@
-//! Execute: runs a plan, decides again after failures, and tells the index what becomes of it.
+//! Execute: runs a plan, decides again after failures, and updates the index.
+//!
+//! The speculative insert of the plan is committed when its request was handed to the connection
+//! ([`Replan::request_sent`]): the engine computes meanwhile.
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::{CallTrace, RequestTrace, kept};
 use crate::observe::summary::RequestSummary;
 use crate::proxy::kv_lease::KvLease;
 use crate::proxy::wait_queue::Waiter;
-use crate::proxy::worker::{FirstInsert, Worker};
+use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
-use wornpath_execution::{CallAttempt, Replan, Target};
+use wornpath_execution::{
+    CallAttempt, CallFailure, CallOptions, PlanResponse, Replan, StepCall, Target, execute,
+};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{Outcome, Profile, Rejection, Retry, RoutingContext, RoutingPlan};
 
-/// Decides for the executor, always in the fleet as it is at that moment.
-pub(crate) struct Dispatcher<'a> {
+/// Runs a plan of one step for a client.
+pub(crate) async fn execute_one_step(
+    plan: RoutingPlan,
+    call: &StepCall,
+    options: &CallOptions<'_>,
+    mut replanner: Replanner<'_>,
+) -> Result<PlanResponse, CallFailure> {
+    replanner.set_pod(&plan);
+    let response = execute(plan, call, options, &mut replanner).await;
+    if response.is_err()
+        && let Some(summary) = &mut replanner.summary
+    {
+        summary.pod = None;
+    }
+    response
+}
+
+/// Decides for the executor, always with the fleet of that moment.
+pub(crate) struct Replanner<'a> {
     pub(crate) worker: &'a Worker,
     pub(crate) profile: &'a Arc<Profile>,
-    /// None only if the gateway ended while it waited.
+    /// None only if the gateway shut down while the request was queued.
     pub(crate) context: Option<RoutingContext>,
-    /// Of the client's body.
+    /// Bytes of the client's body.
     pub(crate) bytes: usize,
-    /// Where calls are taken down, if they are.
-    pub(crate) seen: Option<Box<RequestTrace>>,
-    /// The fleet of the first decision, which is good for its plan.
+    /// Where calls are recorded, if they are.
+    pub(crate) trace: Option<Box<RequestTrace>>,
+    /// The fleet of the last decision.
     pub(crate) snapshot: Arc<FleetSnapshot>,
     /// Committed before anything else that the index learns of this request.
-    pub(crate) insert: &'a FirstInsert,
-    /// Where it is told what engines hold for each other, if several are at work.
-    pub(crate) handover: Option<&'a KvLease>,
-    /// Where it is told whose answer is waited for, and what was taken down: a client that leaves meanwhile lets nothing
-    /// come to its end.
-    pub(crate) record: Option<&'a mut RequestSummary>,
+    pub(crate) insert: Option<LockedInsert>,
+    /// What engines hold for each other, in a plan of several steps.
+    pub(crate) lease: Option<&'a KvLease>,
+    /// Names the pod that the client waits for and keeps the trace, also if the client disconnects
+    /// and drops this run.
+    pub(crate) summary: Option<&'a mut RequestSummary>,
 }
 
-impl Dispatcher<'_> {
-    /// The request is sent to whoever answers in this plan.
-    pub(crate) fn goes_to(&mut self, plan: &RoutingPlan) {
-        let Some(record) = &mut self.record else { return };
-        let entry = plan.steps.last().and_then(|step| self.snapshot.entry(step.pod?));
-        record.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
+impl Replanner<'_> {
+    /// The client waits for the pod of the last step.
+    fn set_pod(&mut self, plan: &RoutingPlan) {
+        let Some(summary) = &mut self.summary else { return };
+        let pod = plan.steps.last().and_then(|step| step.pod);
+        let entry = pod.and_then(|pod| self.snapshot.entry(pod));
+        summary.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
     }
 
-    /// Nobody answers.
-    pub(crate) fn goes_nowhere(&mut self) {
-        if let Some(record) = &mut self.record {
-            record.pod = None;
+    fn commit(&mut self) {
+        if let Some(insert) = self.insert.take() {
+            self.worker.commit(insert);
         }
     }
 }
 
-impl Drop for Dispatcher<'_> {
+impl Drop for Replanner<'_> {
     fn drop(&mut self) {
-        if let Some(record) = &mut self.record {
-            record.trace = kept(self.seen.take());
+        if let Some(summary) = &mut self.summary {
+            summary.trace = kept(self.trace.take());
         }
     }
 }
 
-impl Replan for Dispatcher<'_> {
+impl Replan for Replanner<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         self.snapshot.target(pod)
     }
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
-        let (worker, gateway) = (self.worker, &self.worker.gateway);
-        worker.commit(self.insert);
-        if retry.step.is_none() && self.handover.is_some_and(KvLease::has_client_left) {
+        let worker = self.worker;
+        let gateway = &worker.gateway;
+        self.commit();
+        if retry.step.is_none() && self.lease.is_some_and(KvLease::has_client_left) {
             return Err(Rejection::unavailable("the client disconnected"));
         }
-        let ending = || Rejection::unavailable("the gateway is shutting down");
-        let mut context = self.context.take().ok_or_else(ending)?;
+        let closed = || Rejection::unavailable("the gateway is shutting down");
+        let mut context = self.context.take().ok_or_else(closed)?;
         self.snapshot = gateway.snapshot();
-        let outcome = worker.decide_now(&self.snapshot, gateway.now(), |world| {
-            self.profile.replan(&mut context, world, retry)
+        let outcome = worker.decide_now(&self.snapshot, gateway.now(), |env| {
+            self.profile.replan(&mut context, env, retry)
         });
         let (context, decided) = match outcome {
             Outcome::Plan(plan) => (Some(context), Ok(plan)),
             Outcome::Reject(rejection) => (Some(context), Err(rejection)),
             Outcome::Hold(hold) => {
-                let again =
-                    Redecision { step: retry.step.cloned(), excluded: retry.excluded.to_vec() };
+                let step = retry.step.cloned();
+                let again = Redecision { step, excluded: retry.excluded.to_vec() };
                 let waiter = Waiter { profile: self.profile, context, again, bytes: self.bytes };
                 let waited = Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await;
                 self.snapshot = gateway.snapshot();
@@ -88,7 +111,7 @@ impl Replan for Dispatcher<'_> {
         };
         self.context = context;
         if let Ok(plan) = &decided {
-            self.goes_to(plan);
+            self.set_pod(plan);
         }
         decided
     }
@@ -98,29 +121,39 @@ impl Replan for Dispatcher<'_> {
     }
 
     fn begins(&self) -> Option<Moment> {
-        self.seen.as_ref().map(|_| self.now())
+        self.trace.as_ref().map(|_| self.now())
+    }
+
+    fn request_sent(&mut self) {
+        self.commit();
     }
 
     fn answered(&mut self, called: CallAttempt<'_>) {
         let ended = self.now();
-        let Some(seen) = &mut self.seen else { return };
-        let CallAttempt { step, endpoint, started, failure } = called;
-        let (step, url) = (step.clone(), endpoint.url().to_owned());
-        let failure = failure.map(ToString::to_string);
-        seen.calls.push(CallTrace { step, url, started, ended, failure });
+        let Some(trace) = &mut self.trace else { return };
+        trace.calls.push(CallTrace {
+            step: called.step.clone(),
+            url: called.endpoint.url().to_owned(),
+            started: called.started,
+            ended,
+            failure: called.failure.map(ToString::to_string),
+        });
     }
 
     fn refused(&mut self, pod: PodId) {
-        let blocks = self.context.as_ref().and_then(|it| self.profile.prompt_blocks(it));
-        if let Some(blocks) = blocks {
-            self.worker.commit(self.insert);
-            self.worker.rollback(pod, &blocks.chain, self.bytes);
+        let context = self.context.as_ref();
+        let Some(blocks) = context.and_then(|context| self.profile.prompt_blocks(context)) else {
+            return;
+        };
+        if let Some(insert) = self.insert.take() {
+            self.worker.commit(insert);
         }
+        self.worker.rollback(pod, &blocks.chain, self.bytes);
     }
 
     fn hands_over(&mut self, until: Option<Moment>) {
-        if let Some(handover) = self.handover {
-            handover.is_held(until);
+        if let Some(lease) = self.lease {
+            lease.set_until(until);
         }
     }
 

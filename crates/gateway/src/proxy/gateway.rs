@@ -12,7 +12,7 @@ use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::low_priority_pool::LowPriorityPool;
 use crate::proxy::prefix_locks::PrefixLocks;
 use crate::proxy::quota::Quotas;
-use crate::proxy::wait_queue::WaitRooms;
+use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
 use crate::watchdog::heartbeat::Threads;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -40,7 +40,7 @@ pub struct Gateway {
     pods: Arc<PodRegistry>,
     pub(crate) checkpoint: Option<Arc<Checkpoint>>,
     pub(crate) prefix_locks: PrefixLocks,
-    pub(crate) wait_queue: WaitRooms,
+    pub(crate) wait_queue: WaitQueues,
     pub(crate) quotas: Quotas,
     pub(crate) budget: RetryBudget,
     pub(crate) sampler: Sampler,
@@ -74,7 +74,7 @@ impl Gateway {
         let gateway = Arc::new(Self {
             checkpoint,
             prefix_locks: PrefixLocks::default(),
-            wait_queue: WaitRooms::default(),
+            wait_queue: WaitQueues::default(),
             quotas: Quotas::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
             sampler: Sampler::default(),

@@ -1,18 +1,18 @@
 //! One request from its head to the first byte of its answer: the stages in their order.
 
 use crate::dialect::Api;
-use crate::observe::request_trace::kept;
+use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::{RequestEnd, RequestSummary};
-use crate::proxy::decide::decide;
+use crate::proxy::decide::{Decided, decide};
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::Dispatcher;
+use crate::proxy::execute::{Replanner, execute_one_step};
 use crate::proxy::ingress::{self, Ingress};
-use crate::proxy::multi_step::{self, StartedPlan};
-use crate::proxy::parse::read_body;
+use crate::proxy::multi_step;
+use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::response::answer;
-use crate::proxy::tenancy::{renamed, salted, turn};
+use crate::proxy::response::respond;
+use crate::proxy::tenancy::{acquire_quota, replace_alias, salt};
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -20,147 +20,157 @@ use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Request, Response};
 use std::sync::Arc;
-use wornpath_execution::{CallOptions, PlanResponse, execute};
+use wornpath_execution::{CallOptions, PlanResponse};
 use wornpath_index::Moment;
 
-/// What an engine answers, or why none does.
-pub(crate) async fn relayed(
+/// The answer of an engine, or the error that the client gets instead.
+pub(crate) async fn handle(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
     id: &HeaderValue,
 ) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
     let api = Api::at(request.uri().path());
-    let shape = Api::of_errors_at(request.uri().path());
-    let record = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
-    let mut unanswered = ClientError { worker, record, arrived };
-    let routed = route(worker, request, (id.clone(), arrived), unanswered.record()).await;
-    match routed {
-        Ok((carried, turn)) => answer(worker, (carried, turn), unanswered.answered(), arrived),
-        Err(refusal) => {
-            unanswered.end(RequestEnd::Refused, refusal.status.as_u16());
-            refusal.response(shape)
+    let error_api = Api::of_errors_at(request.uri().path());
+    let summary = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
+    let mut pending = PendingSummary { worker, summary, arrived };
+    match run_stages(worker, request, id.clone(), arrived, pending.get()).await {
+        Ok((response, permit)) => respond(worker, response, permit, pending.take(), arrived),
+        Err(error) => {
+            pending.end(RequestEnd::Refused, error.status.as_u16());
+            error.response(error_api)
         }
     }
 }
 
-/// A request without an answer. If it is dropped as such, its client has left.
-struct ClientError<'a> {
+/// The summary of a request that has no answer yet. Dropped as such, the client has disconnected.
+struct PendingSummary<'a> {
     worker: &'a Worker,
-    /// None once its end is told, or another's to tell.
-    record: Option<RequestSummary>,
+    /// None once observers were told, or the relay took it over.
+    summary: Option<RequestSummary>,
     arrived: Moment,
 }
 
-/// What nginx says of a client that has closed its connection, and monitors know.
+/// The status that nginx logs for a client that closed its connection.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-impl ClientError<'_> {
-    fn record(&mut self) -> &mut RequestSummary {
-        self.record.get_or_insert_with(|| RequestSummary::new("", Api::OTHER))
+impl PendingSummary<'_> {
+    fn get(&mut self) -> &mut RequestSummary {
+        self.summary.get_or_insert_with(|| RequestSummary::new("", Api::OTHER))
     }
 
-    /// Its answer has begun, and tells of its end.
-    fn answered(mut self) -> RequestSummary {
-        self.record.take().unwrap_or_else(|| RequestSummary::new("", Api::OTHER))
+    /// Hands the summary to the relay, which ends it.
+    fn take(mut self) -> RequestSummary {
+        self.summary.take().unwrap_or_else(|| RequestSummary::new("", Api::OTHER))
     }
 
-    fn end(&mut self, how: RequestEnd, status: u16) {
-        let Some(mut record) = self.record.take() else { return };
-        (record.ended, record.status) = (how, status);
-        record.total = self.worker.gateway.now().saturating_sub(self.arrived);
-        self.worker.gateway.ended(&record);
+    fn end(&mut self, end: RequestEnd, status: u16) {
+        let Some(mut summary) = self.summary.take() else { return };
+        summary.ended = end;
+        summary.status = status;
+        summary.total = self.worker.gateway.now().saturating_sub(self.arrived);
+        self.worker.gateway.ended(&summary);
     }
 }
 
-impl Drop for ClientError<'_> {
+impl Drop for PendingSummary<'_> {
     fn drop(&mut self) {
         self.end(RequestEnd::ClientLeft, CLIENT_CLOSED_REQUEST);
     }
 }
 
-/// Reads the request, decides, and carries the plan out to the first byte.
-async fn route(
+/// Runs the stages up to the first byte of the answer.
+async fn run_stages(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
-    (id, arrived): (HeaderValue, Moment),
-    record: &mut RequestSummary,
+    id: HeaderValue,
+    arrived: Moment,
+    summary: &mut RequestSummary,
 ) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
-    let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
+    let gateway = &worker.gateway;
+    let settings = gateway.settings();
     let Ingress { tenant, mut call, shown } = ingress::take_in(request, id, &settings).await?;
-    let turn = turn(worker, tenant)?;
+    let permit = acquire_quota(worker, tenant)?;
     let random = || worker.random();
-    let mut seen = gateway.sampler.sample(&settings, &call.headers, arrived, random);
-    if let Some(trace) = seen.as_ref().and_then(|seen| seen.context) {
-        trace.write(&mut call.headers);
+    let mut trace = gateway.sampler.sample(&settings, &call.headers, arrived, random);
+    if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
+        context.write(&mut call.headers);
     }
     let length = settings.limits.length(call.body.len());
-    let mut read = read_body(worker, record.api, &call, length).await?;
-    let (mut snapshot, routes) = (gateway.snapshot(), gateway.routes());
-    if snapshot.may_yet_serve(&read.model) {
-        snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&read.model)).await;
+    let mut body = read_body(worker, summary.api, &call, length).await?;
+    let mut snapshot = gateway.snapshot();
+    if snapshot.may_yet_serve(&body.model) {
+        snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&body.model)).await;
     }
-    read.request.model = snapshot.model(&read.model);
-    read.request.arrival = arrived;
-    read.request.wall = unix_time();
-    read.request.headers = shown;
+    body.request.model = snapshot.model(&body.model);
+    body.request.arrival = arrived;
+    body.request.wall = unix_time();
+    body.request.headers = shown;
     if let Some(tenant) = tenant {
-        read.request.priority = tenant.priority;
-        read.request.weight = tenant.weight;
-        read.request.tenant = Some(tenant.name.clone());
+        body.request.priority = tenant.priority;
+        body.request.weight = tenant.weight;
+        body.request.tenant = Some(tenant.name.clone());
     }
-    renamed(&read, &mut call, &snapshot)?;
-    salted(record.api, &mut read, &mut call, &settings)?;
-    let (name, profile) =
-        routes.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
-    record.profile.clone_from(name);
-    // How much is said once the answer has begun.
-    record.predicted_tokens = profile.looks_up().then_some(0);
-    if snapshot.knows(&read.request.model.base) {
-        record.model.clone_from(&read.request.model.base);
+    replace_alias(&body, &mut call, &snapshot)?;
+    salt(summary.api, &mut body, &mut call, &settings)?;
+    let routes = gateway.routes();
+    let tenant = body.request.tenant.as_ref();
+    let (name, profile) = routes.profile(call.path.path(), &body.request.model.base, tenant);
+    summary.profile.clone_from(name);
+    // The number is set with the first byte of the answer.
+    summary.predicted_tokens = profile.looks_up().then_some(0);
+    if snapshot.knows(&body.request.model.base) {
+        summary.model.clone_from(&body.request.model.base);
     }
-    record.tenant.clone_from(&read.request.tenant);
-    let is_whole = record.api.generates() && !read.request.is_streamed();
-    let whole_answer = is_whole.then_some(settings.unstreamed);
-    let prepared = prepare(worker, profile, (read, length), &mut seen).await;
-    if prepared.is_err() {
-        record.trace = kept(seen.take());
-    }
-    let context = prepared?;
-    record.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
-    let decided = decide(worker, profile, (context, length), &mut seen).await;
-    if decided.is_err() {
-        record.trace = kept(seen.take());
-    }
-    let (context, plan, insert) = decided?;
-    record.decided = gateway.now().saturating_sub(arrived);
-    let (budget, timeouts) = (&gateway.budget, settings.timeouts);
-    let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
+    summary.tenant.clone_from(&body.request.tenant);
+    let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
+    let prepared = prepare(worker, profile, body.request, length, &mut trace).await;
+    let context = keep_trace_on_error(prepared, &mut trace, summary)?;
+    summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
+    let decided = decide(worker, profile, context, length, &mut trace).await;
+    let decided = keep_trace_on_error(decided, &mut trace, summary)?;
+    summary.decided = gateway.now().saturating_sub(arrived);
+    let budget = &gateway.budget;
+    let timeouts = settings.timeouts;
+    let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
+    let Decided { context, plan, insert } = decided;
     if plan.steps.len() == 1 {
-        let (bytes, snapshot, insert) = (call.body.len(), gateway.snapshot(), &insert);
-        let (handover, record) = (None, Some(record));
-        let mut dispatcher = Dispatcher {
+        let replanner = Replanner {
             worker,
             profile,
             context,
-            bytes,
-            seen,
-            snapshot,
+            bytes: call.body.len(),
+            trace,
+            snapshot: gateway.snapshot(),
             insert,
-            handover,
-            record,
+            lease: None,
+            summary: Some(summary),
         };
-        dispatcher.goes_to(&plan);
-        let carried =
-            worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await;
-        if carried.is_err() {
-            dispatcher.goes_nowhere();
-        }
-        return Ok((carried?, turn));
+        let response = execute_one_step(plan, &call, &options, replanner).await?;
+        return Ok((response, permit));
     }
-    worker.commit(&insert);
-    let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
-    let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
-    record.trace = kept(seen);
-    Ok((carried?, turn))
+    if let Some(insert) = insert {
+        worker.commit(insert);
+    }
+    let task = multi_step::PlanTask { plan, call, context, trace, permit, whole_answer };
+    let done = Box::pin(multi_step::execute(worker, profile, task)).await?;
+    summary.trace = kept(done.trace);
+    Ok((done.response?, done.permit))
+}
+
+/// Whether the engine answers only when all of the answer is computed.
+fn is_answered_at_once(api: Api, body: &ParsedBody) -> bool {
+    api.generates() && !body.request.is_streamed()
+}
+
+/// A request that ends here keeps what was recorded of it.
+fn keep_trace_on_error<T>(
+    result: Result<T, ErrorResponse>,
+    trace: &mut Option<Box<RequestTrace>>,
+    summary: &mut RequestSummary,
+) -> Result<T, ErrorResponse> {
+    if result.is_err() {
+        summary.trace = kept(trace.take());
+    }
+    result
 }

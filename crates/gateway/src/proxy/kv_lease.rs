@@ -1,35 +1,34 @@
-//! What one engine holds for another while a plan of several steps runs.
+//! The lease on KV cache that one engine holds for another while a plan of several steps runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use wornpath_index::Moment;
 
-/// What is between two engines, and whom for.
+/// Shared by the plan and the task that waits for its client.
 #[derive(Debug, Default)]
 pub(crate) struct KvLease {
-    /// Nanoseconds until which one may hold what it computed for the other.
+    /// Nanoseconds until which an engine may hold what it computed for another.
     until: AtomicU64,
     has_client_left: AtomicBool,
 }
 
 impl KvLease {
-    /// What is said later counts.
-    pub(crate) fn is_held(&self, until: Option<Moment>) {
+    /// Sets when the lease expires; none if no engine holds anything.
+    pub(crate) fn set_until(&self, until: Option<Moment>) {
         let nanos = until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
         self.until.store(nanos, Relaxed);
     }
 
-    /// From now on nothing new is started.
-    pub(crate) fn client_left(&self) {
+    /// The client disconnected: the plan starts nothing new.
+    pub(crate) fn set_client_left(&self) {
         self.has_client_left.store(true, Relaxed);
     }
 
-    /// Whether nothing is to be begun any more.
     pub(crate) fn has_client_left(&self) -> bool {
         self.has_client_left.load(Relaxed)
     }
 
-    /// When the lease ends.
+    /// When the lease expires.
     pub(crate) fn until(&self) -> Moment {
         Duration::from_nanos(self.until.load(Relaxed))
     }

@@ -1,94 +1,102 @@
 //! Plans by which several engines work on one request.
 //!
-//! If the client leaves, such a plan is given up as any request is, but not while one engine holds what it computed for
-//! another: taking that over is what frees its memory. So these plans run on tasks of their own, which nobody's leaving ends
-//! and which look for themselves.
+//! A client that disconnects cancels its plan, but not while one engine holds KV cache for another:
+//! only loading it frees that memory. So such a plan runs in a task of its own, which outlives the
+//! client until no lease is open.
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::Dispatcher;
+use crate::proxy::execute::Replanner;
 use crate::proxy::kv_lease::KvLease;
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::worker::{FirstInsert, Worker};
+use crate::proxy::worker::Worker;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use wornpath_execution::{CallFailure, CallOptions, PlanResponse, StepCall, execute};
+use wornpath_execution::{self as execution, CallFailure, CallOptions, PlanResponse, StepCall};
 use wornpath_index::Moment;
 use wornpath_routing::{Profile, Rejection, RoutingContext, RoutingPlan};
 
-/// How often a plan whose client has left looks whether it is still needed.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often a plan without a client checks whether a lease is still open.
+const LEASE_POLL: Duration = Duration::from_millis(50);
 
-/// What a plan is carried out with.
-pub(crate) struct StartedPlan {
+/// What a plan runs with.
+pub(crate) struct PlanTask {
     pub(crate) plan: RoutingPlan,
     pub(crate) call: StepCall,
     pub(crate) context: Option<RoutingContext>,
-    pub(crate) seen: Option<Box<RequestTrace>>,
-    /// It stays with the work, whoever waits for it.
-    pub(crate) turn: Option<QuotaPermit>,
-    /// As in [`Kit`].
+    pub(crate) trace: Option<Box<RequestTrace>>,
+    /// Held as long as the plan runs, with or without its client.
+    pub(crate) permit: Option<QuotaPermit>,
+    /// As in [`CallOptions`].
     pub(crate) whole_answer: Option<Duration>,
 }
 
-/// What came of it.
-pub(crate) type FinishedPlan =
-    (Result<PlanResponse, CallFailure>, Option<Box<RequestTrace>>, Option<QuotaPermit>);
-
-/// Carries a plan out to the first byte of its answer.
-pub(crate) async fn carry(
-    worker: &Arc<Worker>,
-    profile: &Arc<Profile>,
-    begun: StartedPlan,
-) -> Result<FinishedPlan, ErrorResponse> {
-    let (worker, profile) = (Arc::clone(worker), Arc::clone(profile));
-    let (client, has_left) = oneshot::channel::<Infallible>();
-    let work = tokio::spawn(async move {
-        let (worker, profile) = (&*worker, &profile);
-        let (gateway, handed) = (&worker.gateway, KvLease::default());
-        let StartedPlan { plan, call, context, seen, turn, whole_answer } = begun;
-        let (budget, timeouts) = (&gateway.budget, gateway.settings().timeouts);
-        let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-        let (bytes, snapshot, insert) =
-            (call.body.len(), gateway.snapshot(), &FirstInsert::default());
-        let (handover, record) = (Some(&handed), None);
-        let mut dispatcher = Dispatcher {
-            worker,
-            profile,
-            context,
-            bytes,
-            seen,
-            snapshot,
-            insert,
-            handover,
-            record,
-        };
-        tokio::select! {
-            biased;
-            carried = execute(plan, &call, &kit, &mut dispatcher) => {
-                Some((carried, dispatcher.seen.take(), turn))
-            }
-            () = nobody_needs(has_left, &handed, || gateway.now()) => None,
-        }
-    });
-    let done = work.await;
-    drop(client);
-    let given_up =
-        || ErrorResponse::from(Rejection::unavailable("request canceled: the client disconnected"));
-    done.ok().flatten().ok_or_else(given_up)
+/// A plan that has run.
+pub(crate) struct PlanDone {
+    pub(crate) response: Result<PlanResponse, CallFailure>,
+    pub(crate) trace: Option<Box<RequestTrace>>,
+    pub(crate) permit: Option<QuotaPermit>,
 }
 
-/// Comes when the client has left and no engine holds anything for another.
-async fn nobody_needs(
+/// Runs a plan to the first byte of its answer.
+pub(crate) async fn execute(
+    worker: &Arc<Worker>,
+    profile: &Arc<Profile>,
+    task: PlanTask,
+) -> Result<PlanDone, ErrorResponse> {
+    let (client, client_left) = oneshot::channel::<Infallible>();
+    let run = run(Arc::clone(worker), Arc::clone(profile), task, client_left);
+    let done = tokio::spawn(run).await;
+    // Dropped here or with this future: that is how the task learns that the client disconnected.
+    drop(client);
+    let canceled = "request canceled: the client disconnected";
+    let canceled = || ErrorResponse::from(Rejection::unavailable(canceled));
+    done.ok().flatten().ok_or_else(canceled)
+}
+
+async fn run(
+    worker: Arc<Worker>,
+    profile: Arc<Profile>,
+    task: PlanTask,
     client: oneshot::Receiver<Infallible>,
-    handover: &KvLease,
+) -> Option<PlanDone> {
+    let gateway = &worker.gateway;
+    let lease = KvLease::default();
+    let PlanTask { plan, call, context, trace, permit, whole_answer } = task;
+    let budget = &gateway.budget;
+    let timeouts = gateway.settings().timeouts;
+    let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
+    let mut replanner = Replanner {
+        worker: &worker,
+        profile: &profile,
+        context,
+        bytes: call.body.len(),
+        trace,
+        snapshot: gateway.snapshot(),
+        insert: None,
+        lease: Some(&lease),
+        summary: None,
+    };
+    tokio::select! {
+        biased;
+        response = execution::execute(plan, &call, &options, &mut replanner) => {
+            Some(PlanDone { response, trace: replanner.trace.take(), permit })
+        }
+        () = abandoned(client, &lease, || gateway.now()) => None,
+    }
+}
+
+/// Returns when the client has disconnected and no lease is open.
+async fn abandoned(
+    client: oneshot::Receiver<Infallible>,
+    lease: &KvLease,
     now: impl Fn() -> Moment,
 ) {
     let Err(_left) = client.await;
-    handover.client_left();
-    while handover.until() > now() {
-        tokio::time::sleep(LOOK).await;
+    lease.set_client_left();
+    while lease.until() > now() {
+        tokio::time::sleep(LEASE_POLL).await;
     }
 }

@@ -3,33 +3,34 @@
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::parse::ParsedBody;
 use crate::proxy::worker::Worker;
 use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::running;
 use std::sync::Arc;
 use wornpath_config::BodyLength;
-use wornpath_routing::{Explanation, Profile, Recorder, RoutingContext};
+use wornpath_routing::{Explanation, Profile, Recorder, Request, RoutingContext};
 
 static PREPARE: TaskName = TaskName::new("tokenize a prompt");
 
+/// The context of a request after the profile's `prepare` plugins.
 pub(crate) async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
-    (read, length): (ParsedBody, BodyLength),
-    seen: &mut Option<Box<RequestTrace>>,
+    request: Request,
+    length: BodyLength,
+    trace: &mut Option<Box<RequestTrace>>,
 ) -> Result<RoutingContext, ErrorResponse> {
-    let mut context = profile.context(read.request);
-    let is_short = !length.is_long;
-    if is_short && seen.is_none() {
+    let mut context = profile.context(request);
+    if !length.is_long && trace.is_none() {
         let _running = running(&PREPARE);
         profile.prepare(&mut context)?;
         return Ok(context);
     }
-    let (profile, clock, is_seen) =
-        (Arc::clone(profile), worker.gateway.pods().clock(), seen.is_some());
+    let profile = Arc::clone(profile);
+    let clock = worker.gateway.pods().clock();
+    let is_traced = trace.is_some();
     let work = move || {
-        if !is_seen {
+        if !is_traced {
             return profile.prepare(&mut context).map(|()| (context, Explanation::default()));
         }
         let now = || clock.now();
@@ -37,17 +38,17 @@ pub(crate) async fn prepare(
         let prepared = profile.prepare_explained(&mut context, &mut recorder);
         prepared.map(|()| (context, recorder.finish()))
     };
-    if let Some(seen) = seen {
-        seen.prepared = worker.gateway.now();
+    if let Some(trace) = trace {
+        trace.prepared = worker.gateway.now();
     }
-    let (context, explanation) = if is_short {
+    let (context, explanation) = if length.is_long {
+        Box::pin(worker.run_apart(&PREPARE, length, work)).await??
+    } else {
         let _running = running(&PREPARE);
         work()?
-    } else {
-        Box::pin(worker.run_apart(&PREPARE, length, work)).await??
     };
-    if let Some(seen) = seen {
-        seen.explanation = explanation;
+    if let Some(trace) = trace {
+        trace.explanation = explanation;
     }
     Ok(context)
 }

@@ -1,5 +1,7 @@
-//! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
-//! ended by an error that no client can take for success.
+//! Relay: passes the body of an answer to the client, byte for byte, and accounts for it.
+//!
+//! It counts tokens and gives the pod's load back when the answer ends. A stream that breaks is
+//! ended by an error event, so that no client takes it for complete.
 
 use crate::dialect::stream_end::StreamEnd;
 use crate::dialect::stream_error::{lost_event, next_number};
@@ -18,123 +20,124 @@ use wornpath_execution::{CallError, Endpoint, EngineBody};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
 
-/// How a client can be told that its stream broke.
+/// How a client learns that its answer broke.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EndMarker {
-    /// By an event in the stream.
-    ByEvent(Api),
-    /// By nothing but the end of the connection.
-    ByBreaking,
+    /// By an error event in the stream.
+    Event(Api),
+    /// By the connection, which is closed before the end of the body.
+    Disconnect,
 }
 
-/// How an engine's answer ends.
+/// How the end of an engine's answer is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum End {
-    /// By its length or a last chunk: less of it is seen to be less.
-    Told,
-    /// When the connection is closed, as a crash would.
-    Closing,
+pub(crate) enum Framing {
+    /// By its length or a last chunk.
+    Length,
+    /// By the close of the connection, which a crash causes too.
+    Close,
 }
 
-/// An engine's answer under way.
+/// The body of an engine's answer on its way to the client.
 pub(crate) struct Relay {
     body: EngineBody,
-    ends_by: End,
-    told: EndMarker,
-    /// Whether the stream has said that it is over.
-    ending: StreamEnd,
+    framing: Framing,
+    end_marker: EndMarker,
+    /// Whether the stream's last event has passed.
+    stream_end: StreamEnd,
     /// Whether events of the stream have numbers.
     numbers_events: bool,
     /// Whether a chunk may end inside an event.
     may_split_events: bool,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
-    /// Of the next event, where events are numbered.
+    /// The number of the next event, where events are numbered.
     next_number: u64,
     scan: UsageScan,
-    /// Taken when the answer has ended: then the load is given back and the record is told.
-    open: Option<Open>,
+    /// Taken when the answer has ended.
+    open: Option<OpenResponse>,
 }
 
-struct Open {
-    step: PlanStep,
-    endpoint: Arc<Endpoint>,
-    /// Its place in its tenant's quota.
-    turn: Option<QuotaPermit>,
-    worker: Arc<Worker>,
-    record: RequestSummary,
-    arrived: Moment,
+/// What is settled when the answer ends: load, quota and summary.
+pub(crate) struct OpenResponse {
+    pub(crate) step: PlanStep,
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) permit: Option<QuotaPermit>,
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) summary: RequestSummary,
+    pub(crate) arrived: Moment,
 }
 
 impl EndMarker {
-    pub(crate) fn by(api: Api, headers: &HeaderMap) -> Self {
+    pub(crate) fn of(api: Api, headers: &HeaderMap) -> Self {
         const STREAM: &[u8] = b"text/event-stream";
         let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
         if kind.get(..STREAM.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(STREAM)) {
-            Self::ByEvent(api)
+            Self::Event(api)
         } else {
-            Self::ByBreaking
+            Self::Disconnect
         }
     }
 }
 
 impl Relay {
     pub(crate) fn new(
-        (body, ends_by): (EngineBody, End),
-        (step, endpoint, turn): (PlanStep, Arc<Endpoint>, Option<QuotaPermit>),
-        told: EndMarker,
-        (worker, record, arrived): (Arc<Worker>, RequestSummary, Moment),
+        body: EngineBody,
+        framing: Framing,
+        end_marker: EndMarker,
+        open: OpenResponse,
     ) -> Self {
-        let open = Open { step, endpoint, turn, worker, record, arrived };
-        let dialect = match told {
-            EndMarker::ByEvent(api) => Some(api.dialect()),
-            EndMarker::ByBreaking => None,
+        let dialect = match end_marker {
+            EndMarker::Event(api) => Some(api.dialect()),
+            EndMarker::Disconnect => None,
         };
         let mut relay = Self {
             body,
-            ends_by,
-            told,
-            ending: StreamEnd::default(),
+            framing,
+            end_marker,
+            stream_end: StreamEnd::default(),
             numbers_events: dialect.is_some_and(Dialect::numbers_events),
-            may_split_events: ends_by == End::Closing
+            may_split_events: framing == Framing::Close
                 || dialect.is_some_and(Dialect::may_split_events),
             is_between_events: true,
             next_number: 0,
             scan: UsageScan::default(),
             open: Some(open),
         };
-        if relay.body.is_end_stream() && !relay.lacks_its_end() {
+        if relay.body.is_end_stream() && !relay.lacks_end() {
             relay.end(RequestEnd::Whole);
         }
         relay
     }
 
-    fn passes(&mut self, data: &Bytes) {
+    /// Looks at bytes that pass.
+    fn observe(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
         if self.numbers_events {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
-        match self.told {
-            EndMarker::ByEvent(api) if self.may_split_events => self.ending.look_at(api, data),
-            EndMarker::ByEvent(_) => self.ending.look_at_chunk(data),
-            // Whatever a text that is no stream of events says, it is not its end.
-            EndMarker::ByBreaking => {}
+        match self.end_marker {
+            EndMarker::Event(api) if self.may_split_events => self.stream_end.look_at(api, data),
+            EndMarker::Event(_) => self.stream_end.look_at_chunk(data),
+            // Only a stream of events has a last event.
+            EndMarker::Disconnect => {}
         }
         let Some(open) = &mut self.open else { return };
-        let has_begun = open.record.pieces > 0;
-        open.record.pieces += 1;
+        let has_started = open.summary.pieces > 0;
+        open.summary.pieces += 1;
         if let Some(load) = &mut open.step.reservation {
-            // A chunk of a stream is a token, near enough.
-            if has_begun {
+            // A chunk of a stream is about one token.
+            if has_started {
                 load.decoded(1);
             } else {
-                match self.told {
-                    EndMarker::ByEvent(_) => load.first_token_at(open.worker.gateway.now()),
-                    // It came with all others, and tells nothing about speed.
-                    EndMarker::ByBreaking => load.first_token(),
+                match self.end_marker {
+                    EndMarker::Event(_) => load.first_token_at(open.worker.gateway.now()),
+                    // It came with all others, and says nothing about speed.
+                    EndMarker::Disconnect => load.first_token(),
                 }
-                // Its prompt is computed: whoever waits for this pod may go now, or at its end if that is now.
+                // The prompt is computed, so a queued request may go to this pod: now, or at the
+                // end of this answer if that is now.
                 if !self.body.is_end_stream() {
                     open.worker.gateway.wait_queue.poll(&*open.worker);
                 }
@@ -142,24 +145,25 @@ impl Relay {
         }
     }
 
-    /// The engine said no more: all there is, or all that came before it crashed.
-    fn ends(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        if self.open.is_some() && self.lacks_its_end() {
-            return self.breaks(CallError::Unfinished);
+    /// The engine closed the body: it is complete, or the engine crashed.
+    fn on_close(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        if self.open.is_some() && self.lacks_end() {
+            return self.on_error(CallError::Unfinished);
         }
         self.end(RequestEnd::Whole);
         Poll::Ready(None)
     }
 
-    /// Whether only a stream's last word could say that it is over, and has not come.
-    fn lacks_its_end(&self) -> bool {
-        let is_known = matches!(self.told, EndMarker::ByEvent(api) if api.dialect().is_known());
-        self.ends_by == End::Closing && is_known && !self.ending.has_come()
+    /// Whether only the last event shows that a stream is complete, and it has not come.
+    fn lacks_end(&self) -> bool {
+        let is_known = matches!(self.end_marker, EndMarker::Event(api) if api.dialect().is_known());
+        self.framing == Framing::Close && is_known && !self.stream_end.has_come()
     }
 
-    fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        if self.ending.has_come() {
-            // What follows the last word is nobody's loss.
+    /// The body broke off.
+    fn on_error(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        if self.stream_end.has_come() {
+            // The client has the whole stream.
             self.end(RequestEnd::Whole);
             self.body = EngineBody::empty();
             return Poll::Ready(None);
@@ -169,39 +173,38 @@ impl Relay {
         }
         self.end(RequestEnd::Broken);
         self.body = EngineBody::empty();
-        let EndMarker::ByEvent(api) = self.told else { return Poll::Ready(Some(Err(error))) };
+        let EndMarker::Event(api) = self.end_marker else { return Poll::Ready(Some(Err(error))) };
         let start = if self.is_between_events { "" } else { "\n\n" };
         let event = lost_event(api, &error, self.next_number);
         Poll::Ready(Some(Ok(Frame::data(format!("{start}{event}").into()))))
     }
 
-    fn end(&mut self, how: RequestEnd) {
-        let Some(Open { mut step, turn, worker, mut record, arrived, .. }) = self.open.take()
-        else {
-            return;
-        };
-        if how == RequestEnd::Whole || !record.api.dialect().counts_only_at_the_end() {
-            record.usage = std::mem::take(&mut self.scan).usage();
+    fn end(&mut self, end: RequestEnd) {
+        let Some(open) = self.open.take() else { return };
+        let OpenResponse { mut step, permit, worker, mut summary, arrived, .. } = open;
+        if end == RequestEnd::Whole || !summary.api.dialect().counts_only_at_the_end() {
+            summary.usage = std::mem::take(&mut self.scan).usage();
         }
-        if let (Some(load), EndMarker::ByBreaking, Some(tokens)) =
-            (&mut step.reservation, self.told, record.usage.output_tokens)
+        if let (Some(load), EndMarker::Disconnect, Some(tokens)) =
+            (&mut step.reservation, self.end_marker, summary.usage.output_tokens)
         {
-            // What was not streamed was not counted token by token: how long answers are is learnt here.
+            // An answer that is not streamed was not counted token by token.
             load.decoded(tokens);
         }
-        if let (RequestEnd::Whole, EndMarker::ByEvent(_), Some(load)) =
-            (how, self.told, &mut step.reservation)
+        if let (RequestEnd::Whole, EndMarker::Event(_), Some(load)) =
+            (end, self.end_marker, &mut step.reservation)
         {
             load.ended_at(worker.gateway.now());
         }
-        // The load first: whoever waits may go now.
-        drop((step, turn));
+        // Before the poll: a queued request may take the place.
+        drop(step);
+        drop(permit);
         worker.gateway.wait_queue.poll(&*worker);
-        // What events have confirmed since the decision is speculative no longer.
-        record.speculative.take_if(|prefix| worker.is_confirmed(prefix));
-        record.ended = how;
-        record.total = worker.gateway.now().saturating_sub(arrived);
-        worker.gateway.ended(&record);
+        // Events may have confirmed the prediction since.
+        summary.speculative.take_if(|prefix| worker.is_confirmed(prefix));
+        summary.ended = end;
+        summary.total = worker.gateway.now().saturating_sub(arrived);
+        worker.gateway.ended(&summary);
     }
 }
 
@@ -223,15 +226,15 @@ impl Body for Relay {
         match Pin::new(&mut relay.body).poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Some(data) = frame.data_ref() {
-                    relay.passes(data);
+                    relay.observe(data);
                 }
-                if relay.body.is_end_stream() && relay.ends_by == End::Told {
+                if relay.body.is_end_stream() && relay.framing == Framing::Length {
                     relay.end(RequestEnd::Whole);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
-            Poll::Ready(Some(Err(error))) => relay.breaks(error),
-            Poll::Ready(None) => relay.ends(),
+            Poll::Ready(Some(Err(error))) => relay.on_error(error),
+            Poll::Ready(None) => relay.on_close(),
             Poll::Pending => Poll::Pending,
         }
     }

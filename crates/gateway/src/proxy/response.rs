@@ -4,7 +4,7 @@ use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::summary::{Computed, RequestSummary, Speculative};
 use crate::proxy::headers;
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::relay::{End, EndMarker, Relay};
+use crate::proxy::relay::{EndMarker, Framing, OpenResponse, Relay};
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -13,66 +13,77 @@ use hyper::{Response, Version};
 use std::sync::Arc;
 use wornpath_config::DebugHeaders;
 use wornpath_execution::{PlanResponse, PrefillResult};
+use wornpath_index::Moment;
 
-/// The engine's answer as the client gets it.
-pub(crate) fn answer(
+/// The response of a plan as the client gets it.
+pub(crate) fn respond(
     worker: &Arc<Worker>,
-    (carried, turn): (PlanResponse, Option<QuotaPermit>),
-    mut record: RequestSummary,
-    arrived: wornpath_index::Moment,
+    response: PlanResponse,
+    permit: Option<QuotaPermit>,
+    mut summary: RequestSummary,
+    arrived: Moment,
 ) -> Response<ClientReply> {
     let gateway = &worker.gateway;
-    let (snapshot, settings) = (gateway.snapshot(), gateway.settings());
-    let mut response_head = carried.answer.head;
+    let snapshot = gateway.snapshot();
+    let settings = gateway.settings();
+    let mut response_head = response.answer.head;
     response_head.version = Version::HTTP_11;
     let headers = &response_head.headers;
     let ends_by_closing =
         !headers.contains_key(TRANSFER_ENCODING) && !headers.contains_key(CONTENT_LENGTH);
     if headers.contains_key(TRANSFER_ENCODING) {
-        // The engine's framing was by chunks, whatever else it says.
+        // Chunked framing counts, whatever the length says.
         response_head.headers.remove(CONTENT_LENGTH);
     }
     headers::strip(&mut response_head.headers);
     headers::strip_ours(&mut response_head.headers);
-    record.status = response_head.status.as_u16();
+    summary.status = response_head.status.as_u16();
     let now = gateway.now();
-    record.first_byte = Some(now.saturating_sub(arrived));
-    if let (Some(load), 0, 200..300) = (&carried.step.reservation, carried.retries, record.status) {
-        load.began(now.saturating_sub(arrived + record.decided), now);
-    }
-    record.retries = carried.retries;
-    record.is_degraded = carried.is_degraded;
-    let (cache, computed_by) = match &carried.prefill {
-        Some(taken) => (&taken.cache, taken.pod),
-        None => (&carried.step.cache, carried.step.pod),
-    };
-    // Who did not look predicts nothing, not zero.
-    record.predicted_tokens = record.predicted_tokens.map(|_| cache.tokens);
-    let speculative = cache.speculative.zip(computed_by);
-    record.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
-    record.computed = carried.prefill.map(|taken| Box::new(computed(&snapshot, &taken)));
-    let entry = carried.step.pod.and_then(|pod| snapshot.entry(pod));
-    record.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
-    if settings.reveal == DebugHeaders::Pod
-        && let Some((_, name)) = &record.pod
+    summary.first_byte = Some(now.saturating_sub(arrived));
+    if let (Some(load), 0, 200..300) =
+        (&response.step.reservation, response.retries, summary.status)
     {
-        headers::reveal(&mut response_head.headers, name, &carried.step, carried.is_degraded);
+        load.began(now.saturating_sub(arrived + summary.decided), now);
     }
-    if carried.is_degraded {
+    summary.retries = response.retries;
+    summary.is_degraded = response.is_degraded;
+    let (cache, computed_by) = match &response.prefill {
+        Some(prefill) => (&prefill.cache, prefill.pod),
+        None => (&response.step.cache, response.step.pod),
+    };
+    // A profile without a lookup predicts nothing, which is not zero.
+    summary.predicted_tokens = summary.predicted_tokens.map(|_| cache.tokens);
+    let speculative = cache.speculative.zip(computed_by);
+    summary.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
+    summary.computed = response.prefill.map(|prefill| Box::new(computed(&snapshot, &prefill)));
+    let entry = response.step.pod.and_then(|pod| snapshot.entry(pod));
+    summary.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
+    if settings.reveal == DebugHeaders::Pod
+        && let Some((_, name)) = &summary.pod
+    {
+        headers::reveal(&mut response_head.headers, name, &response.step, response.is_degraded);
+    }
+    if response.is_degraded {
         response_head.headers.insert(headers::DEGRADED, HeaderValue::from_static("true"));
     }
-    let told = EndMarker::by(record.api, &response_head.headers);
-    let end = if ends_by_closing { End::Closing } else { End::Told };
-    let load = (carried.step, carried.endpoint, turn);
-    let relay =
-        Relay::new((carried.answer.body, end), load, told, (Arc::clone(worker), record, arrived));
+    let end_marker = EndMarker::of(summary.api, &response_head.headers);
+    let framing = if ends_by_closing { Framing::Close } else { Framing::Length };
+    let open = OpenResponse {
+        step: response.step,
+        endpoint: response.endpoint,
+        permit,
+        worker: Arc::clone(worker),
+        summary,
+        arrived,
+    };
+    let relay = Relay::new(response.answer.body, framing, end_marker, open);
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
 }
 
-/// Who computed the prompt for another pod, and what it said of it.
-fn computed(snapshot: &FleetSnapshot, taken: &PrefillResult) -> Computed {
+/// The pod that computed the prompt for another one, and the usage that it reported.
+fn computed(snapshot: &FleetSnapshot, prefill: &PrefillResult) -> Computed {
     let mut scan = UsageScan::default();
-    scan.feed(&taken.answer);
-    let entry = taken.pod.and_then(|pod| snapshot.entry(pod));
+    scan.feed(&prefill.answer);
+    let entry = prefill.pod.and_then(|pod| snapshot.entry(pod));
     Computed { pod: entry.map(|entry| entry.pod.facts().name.clone()), usage: scan.usage() }
 }

@@ -1,13 +1,13 @@
-//! Where held requests wait, and who calls them.
+//! Wait queue: holds requests until a pod has room.
 //!
-//! The queue itself is `routing`'s and knows no threads. Here it stands behind a lock, and every request
-//! that waits has a channel by which its thread learns how the wait ended. It is polled when a request
-//! ends, when one begins to wait, and by the ticker. Profiles that say the same of waiting share a queue,
-//! and with it the turns of tenants.
+//! The queue itself is in `routing` and knows no threads. Here it is behind a lock, and every queued
+//! request has a channel by which its thread learns how the wait ended. The queue is polled when a
+//! request ends, when one is queued, and by the ticker. Profiles with equal queue rules share a
+//! queue, and with it the fair shares of tenants.
 //!
-//! A poll decides everybody who waits, so with many who wait and many who end, threads would do nothing
-//! else. After a poll there is a rest of several times what it took; whoever comes meanwhile rings, and
-//! somebody polls a millisecond later if nobody did before.
+//! A poll decides all queued requests again, so with many of them and many that end, threads would
+//! do nothing else. After a poll there is a pause of several times what it took; a thread that would
+//! poll during the pause notifies instead, and the poller runs a millisecond later at most.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;
@@ -22,38 +22,38 @@ use wornpath_routing::queue::{
 };
 use wornpath_routing::{DecisionEnv, Hold, Profile, Rejection, RoutingContext, RoutingPlan};
 
-/// How a wait ended, with the context that waited.
-type QueueSignal = (RoutingContext, Dequeued);
+/// How a wait ended, with the context of the request.
+type WaitResult = (RoutingContext, Dequeued);
 
-type RoomGate = oneshot::Sender<QueueSignal>;
+type ResultSender = oneshot::Sender<WaitResult>;
 
-/// The rooms where somebody waits. One that is empty is forgotten, as another configuration may have other rules;
-/// so tickets begin anew, and only with the room's number say who is meant.
+/// The queues that are not empty. An empty one is dropped, because a reload may bring other rules;
+/// tickets start again then, so a request is identified by the number of its queue and its ticket.
 #[derive(Debug)]
-struct ModelQueues<T> {
-    open: Vec<NumberedWaiter<T>>,
+struct QueueSet<T> {
+    queues: Vec<NumberedQueue<T>>,
     last: u64,
 }
 
 #[derive(Debug)]
-struct NumberedWaiter<T> {
+struct NumberedQueue<T> {
     number: u64,
     rules: QueueRules,
-    room: HeldRequests<T>,
+    requests: HeldRequests<T>,
 }
 
-impl<T> Default for ModelQueues<T> {
+impl<T> Default for QueueSet<T> {
     fn default() -> Self {
-        Self { open: Vec::new(), last: 0 }
+        Self { queues: Vec::new(), last: 0 }
     }
 }
 
-type WaiterGuard<'a> = MutexGuard<'a, ModelQueues<RoomGate>>;
+type QueueSetGuard<'a> = MutexGuard<'a, QueueSet<ResultSender>>;
 
-/// How many times longer the rest is than the poll before it.
-const REST: u32 = 24;
-/// How late a poll may be at most, rest or not.
-const LATEST: Duration = Duration::from_millis(1);
+/// How many times longer the pause is than the poll before it.
+const PAUSE_FACTOR: u32 = 24;
+/// The longest pause between a change and the poll that sees it.
+const MAX_PAUSE: Duration = Duration::from_millis(1);
 
 /// What decides waiting requests again: the clock, the limits and the fleet of a worker.
 pub(crate) trait Decider {
@@ -67,69 +67,69 @@ pub(crate) trait Decider {
     fn decide_with(&self, now: Moment, decide: impl FnOnce(&mut DecisionEnv<'_>));
 }
 
-/// The waiting rooms and their door.
+/// The queues, and when they are polled.
 #[derive(Debug, Default)]
-pub(crate) struct WaitRooms {
-    rooms: Mutex<ModelQueues<RoomGate>>,
-    /// Nanoseconds since the start until which polls rest.
-    rests_until: AtomicU64,
-    /// Rung by whoever did not poll because of that.
-    bell: Notify,
+pub(crate) struct WaitQueues {
+    queues: Mutex<QueueSet<ResultSender>>,
+    /// Nanoseconds since the start until which polls pause.
+    paused_until: AtomicU64,
+    /// Notified by a thread that did not poll because of that.
+    poll_needed: Notify,
     waiting: AtomicUsize,
-    /// Of the bodies that wait.
+    /// Bytes of the bodies of queued requests.
     bytes: AtomicUsize,
 }
 
-/// Who waits.
+/// A request to be queued.
 pub(crate) struct Waiter<'a> {
     pub(crate) profile: &'a Arc<Profile>,
     pub(crate) context: RoutingContext,
     pub(crate) again: Redecision,
-    /// Of its body.
+    /// Bytes of its body.
     pub(crate) bytes: usize,
 }
 
-/// How a wait ended. The context is lost only with the gateway itself.
+/// How a wait ended. The context is lost only if the gateway shuts down.
 pub(crate) type Waited = (Option<RoutingContext>, Result<RoutingPlan, Rejection>);
 
-/// The number of a room, and a ticket there.
-type WaiterPosition = (u64, Ticket);
+/// The number of a queue, and a ticket of it.
+type QueuePosition = (u64, Ticket);
 
-/// Takes the request out when its wait is over, or if its client goes before.
-struct WaitEnd<'a> {
-    wait_queue: &'a WaitRooms,
-    place: Option<WaiterPosition>,
+/// Removes the request from its queue when its wait is over, or if its client disconnects.
+struct DequeueOnDrop<'a> {
+    queues: &'a WaitQueues,
+    position: Option<QueuePosition>,
     bytes: usize,
 }
 
-impl Drop for WaitEnd<'_> {
+impl Drop for DequeueOnDrop<'_> {
     fn drop(&mut self) {
-        self.wait_queue.bytes.fetch_sub(self.bytes, Relaxed);
-        let Some(place) = self.place else { return };
-        let mut rooms = self.wait_queue.lock();
-        rooms.leave(place);
-        self.wait_queue.count(&rooms);
+        self.queues.bytes.fetch_sub(self.bytes, Relaxed);
+        let Some(position) = self.position else { return };
+        let mut queues = self.queues.lock();
+        queues.remove(position);
+        self.queues.count(&queues);
     }
 }
 
-impl WaitRooms {
-    /// How many wait.
+impl WaitQueues {
+    /// The number of queued requests.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
 
-    /// Waits until a pod has room, or until it is too late.
+    /// Waits until a pod has room, or until the deadline of the request.
     pub(crate) async fn wait(
         &self,
-        worker: &impl Decider,
+        decider: &impl Decider,
         hold: Hold,
         waiter: Waiter<'_>,
     ) -> Waited {
         let Waiter { profile, context, again, bytes } = waiter;
         let busy = |why| Rejection::busy(why);
-        let most = worker.most_waiting_bytes();
+        let most = decider.most_waiting_bytes();
         let before = self.bytes.fetch_add(bytes, Relaxed);
-        let mut leave = WaitEnd { wait_queue: self, place: None, bytes };
+        let mut guard = DequeueOnDrop { queues: self, position: None, bytes };
         if before + bytes > most {
             let why = "wait queue full: buffered bodies exceed `limits.waiting`; every pod is busy";
             return (Some(context), Err(busy(why)));
@@ -137,16 +137,16 @@ impl WaitRooms {
         let (sender, news) = oneshot::channel();
         let held = HeldRequest { profile: Arc::clone(profile), context, again, item: sender };
         let full = || busy("wait queue full: too many requests wait; every pod is busy");
-        let (place, displaced) = match self.push(worker, hold, held) {
+        let (place, displaced) = match self.push(decider, hold, held) {
             Ok(pushed) => pushed,
             Err(context) => return (Some(*context), Err(full())),
         };
-        leave.place = Some(place);
+        guard.position = Some(place);
         if let Some(displaced) = displaced {
             let _ = displaced.item.send((displaced.context, Dequeued::Reject(full())));
         }
-        // Room may have come between the decision and now, and nobody would tell.
-        self.poll(worker);
+        // A pod may have got room between the decision and now.
+        self.poll(decider);
         match news.await {
             Ok((context, Dequeued::Plan(plan))) => (Some(context), Ok(plan)),
             Ok((context, Dequeued::Reject(rejection))) => (Some(context), Err(rejection)),
@@ -154,114 +154,116 @@ impl WaitRooms {
         }
     }
 
-    /// Into the room of its profile's rules, where somebody else may have to go for it; gives the context back
-    /// if that is full.
+    /// Queues a request, which may displace one of lower priority. If the queue is full, the
+    /// context comes back.
     fn push(
         &self,
-        worker: &impl Decider,
+        decider: &impl Decider,
         hold: Hold,
-        held: HeldRequest<RoomGate>,
-    ) -> Result<(WaiterPosition, Option<HeldRequest<RoomGate>>), Box<RoutingContext>> {
-        let mut rooms = self.lock();
-        let entered = rooms.enter(worker.now(), hold, held);
-        self.count(&rooms);
+        held: HeldRequest<ResultSender>,
+    ) -> Result<(QueuePosition, Option<HeldRequest<ResultSender>>), Box<RoutingContext>> {
+        let mut queues = self.lock();
+        let entered = queues.enter(decider.now(), hold, held);
+        self.count(&queues);
         entered
     }
 
-    /// Decides those who wait again, now or soon. Costs one load if nobody does.
-    pub(crate) fn poll(&self, worker: &impl Decider) {
+    /// Decides the queued requests again, now or soon. Costs one load if there are none.
+    pub(crate) fn poll(&self, decider: &impl Decider) {
         if self.waiting() == 0 {
             return;
         }
-        let now = worker.now();
-        if nanos(now) < self.rests_until.load(Relaxed) {
-            self.bell.notify_one();
+        let now = decider.now();
+        if nanos(now) < self.paused_until.load(Relaxed) {
+            self.poll_needed.notify_one();
             return;
         }
-        match self.rooms.try_lock() {
-            Ok(rooms) => self.decide_all(worker, now, rooms),
-            Err(TryLockError::Poisoned(rooms)) => self.decide_all(worker, now, rooms.into_inner()),
-            // Who polls now may have seen what has changed, or not.
-            Err(TryLockError::WouldBlock) => self.bell.notify_one(),
+        match self.queues.try_lock() {
+            Ok(queues) => self.decide_all(decider, now, queues),
+            Err(TryLockError::Poisoned(queues)) => {
+                self.decide_all(decider, now, queues.into_inner());
+            }
+            // Another thread polls now, and may have missed the change.
+            Err(TryLockError::WouldBlock) => self.poll_needed.notify_one(),
         }
     }
 
-    /// Polls for those who did not, for as long as it is polled.
-    pub(crate) async fn answer_bell(&self, worker: &impl Decider) -> Infallible {
+    /// Polls for the threads that notified, for as long as it is polled itself.
+    pub(crate) async fn run_poller(&self, decider: &impl Decider) -> Infallible {
         loop {
-            self.bell.notified().await;
-            tokio::time::sleep(LATEST).await;
-            self.decide_all(worker, worker.now(), self.lock());
+            self.poll_needed.notified().await;
+            tokio::time::sleep(MAX_PAUSE).await;
+            self.decide_all(decider, decider.now(), self.lock());
         }
     }
 
-    fn decide_all(&self, worker: &impl Decider, now: Moment, mut rooms: WaiterGuard<'_>) {
+    fn decide_all(&self, decider: &impl Decider, now: Moment, mut queues: QueueSetGuard<'_>) {
         let mut settled = Vec::new();
-        rooms.spend_coop_budgets();
-        worker.decide_with(now, |world| {
-            rooms.open.iter_mut().for_each(|it| it.room.poll(world, &mut settled));
+        queues.rotate();
+        decider.decide_with(now, |world| {
+            queues.queues.iter_mut().for_each(|it| it.requests.poll(world, &mut settled));
         });
-        self.count(&rooms);
-        let ended = worker.now();
-        let rest = ended.saturating_sub(now) * REST;
-        self.rests_until.store(nanos(ended + rest.min(LATEST)), Relaxed);
-        drop(rooms);
+        self.count(&queues);
+        let ended = decider.now();
+        let pause = ended.saturating_sub(now) * PAUSE_FACTOR;
+        self.paused_until.store(nanos(ended + pause.min(MAX_PAUSE)), Relaxed);
+        drop(queues);
         for (held, how) in settled {
-            // If the client has gone, the plan comes back with the message and gives back its load.
+            // If the client disconnected, the message is dropped, and with it the load of the plan.
             let _ = held.item.send((held.context, how));
         }
     }
 
-    fn count(&self, rooms: &ModelQueues<RoomGate>) {
-        self.waiting.store(rooms.open.iter().map(|it| it.room.len()).sum(), Relaxed);
+    fn count(&self, queues: &QueueSet<ResultSender>) {
+        self.waiting.store(queues.queues.iter().map(|it| it.requests.len()).sum(), Relaxed);
     }
 
-    fn lock(&self) -> WaiterGuard<'_> {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> QueueSetGuard<'_> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> ModelQueues<T> {
+impl<T> QueueSet<T> {
     fn enter(
         &mut self,
         now: Moment,
         hold: Hold,
         held: HeldRequest<T>,
-    ) -> Result<(WaiterPosition, Option<HeldRequest<T>>), Box<RoutingContext>> {
+    ) -> Result<(QueuePosition, Option<HeldRequest<T>>), Box<RoutingContext>> {
         let rules = held.profile.queue_rules();
-        let at = match self.open.iter().position(|it| it.rules == rules) {
+        let at = match self.queues.iter().position(|it| it.rules == rules) {
             Some(at) => at,
             None => {
-                // A profile whose rules make no sense was refused.
-                let Ok(room) = HeldRequests::new(rules) else {
+                // A profile with invalid rules was refused.
+                let Ok(requests) = HeldRequests::new(rules) else {
                     return Err(Box::new(held.context));
                 };
                 self.last += 1;
-                self.open.push(NumberedWaiter { number: self.last, rules, room });
-                self.open.len() - 1
+                self.queues.push(NumberedQueue { number: self.last, rules, requests });
+                self.queues.len() - 1
             }
         };
-        let NumberedWaiter { number, room, .. } = &mut self.open[at];
+        let NumberedQueue { number, requests, .. } = &mut self.queues[at];
         let Enqueued { ticket, displaced } =
-            room.hold(now, hold.class, held).map_err(|full| Box::new(full.item.context))?;
+            requests.hold(now, hold.class, held).map_err(|full| Box::new(full.item.context))?;
         Ok(((*number, ticket), displaced))
     }
 
-    /// Whoever is decided first gets what has become free: the room where the highest priority waits, and of several
-    /// each in its turn.
-    fn spend_coop_budgets(&mut self) {
-        if self.open.len() > 1 {
-            self.open.rotate_left(1);
-            self.open.sort_by_key(|it| Reverse(it.room.highest()));
+    /// Orders the queues for a poll, because the first one gets the free room: by the highest
+    /// priority in each, and round-robin among equals.
+    fn rotate(&mut self) {
+        if self.queues.len() > 1 {
+            self.queues.rotate_left(1);
+            self.queues.sort_by_key(|it| Reverse(it.requests.highest()));
         }
     }
 
-    /// Takes a request out, if it still waits.
-    fn leave(&mut self, (number, ticket): WaiterPosition) {
-        if let Some(it) = self.open.iter_mut().find(|it| it.number == number) {
-            it.room.cancel(ticket);
+    /// Removes a request, if it is still queued.
+    fn remove(&mut self, (number, ticket): QueuePosition) {
+        if let Some(it) = self.queues.iter_mut().find(|it| it.number == number) {
+            it.requests.cancel(ticket);
         }
-        self.open.retain(|it| !it.room.is_empty());
+        self.queues.retain(|it| !it.requests.is_empty());
     }
 }
 
@@ -275,20 +277,16 @@ mod tests {
     use wornpath_routing::queue::{Priority, QueueEntry, Tenant};
     use wornpath_routing::{ProfileEnv, Request};
 
-    fn enter(
-        rooms: &mut ModelQueues<&'static str>,
-        hold: &str,
-        item: &'static str,
-    ) -> WaiterPosition {
-        enter_at(rooms, hold, item, Priority::NORMAL)
+    fn enter(queues: &mut QueueSet<&'static str>, hold: &str, item: &'static str) -> QueuePosition {
+        enter_at(queues, hold, item, Priority::NORMAL)
     }
 
     fn enter_at(
-        rooms: &mut ModelQueues<&'static str>,
+        queues: &mut QueueSet<&'static str>,
         hold: &str,
         item: &'static str,
         priority: Priority,
-    ) -> WaiterPosition {
+    ) -> QueuePosition {
         let text = format!("pick: max_score\n{hold}");
         let profile = Arc::new(Profile::check("p", &text, &ProfileEnv::default()).unwrap());
         let context = profile.context(Request::default());
@@ -296,39 +294,39 @@ mod tests {
         let (weight, deadline) = (1, Duration::from_secs(9));
         let (tenant, cost) = (Tenant(0), Duration::ZERO);
         let class = QueueEntry { tenant, weight, priority, cost, deadline };
-        rooms.enter(Duration::ZERO, Hold { class }, held).unwrap().0
+        queues.enter(Duration::ZERO, Hold { class }, held).unwrap().0
     }
 
     #[test]
-    fn who_leaves_late_takes_nobody_else_out() {
-        let mut rooms = ModelQueues::default();
-        let first = enter(&mut rooms, "", "first");
-        rooms.leave(first);
-        let second = enter(&mut rooms, "", "second");
-        assert_eq!(first.1, second.1, "tickets begin anew");
-        rooms.leave(first);
-        assert_eq!(rooms.open[0].room.len(), 1);
-        rooms.leave(second);
-        assert!(rooms.open.is_empty());
+    fn a_late_removal_does_not_remove_another_request() {
+        let mut queues = QueueSet::default();
+        let first = enter(&mut queues, "", "first");
+        queues.remove(first);
+        let second = enter(&mut queues, "", "second");
+        assert_eq!(first.1, second.1, "tickets start again");
+        queues.remove(first);
+        assert_eq!(queues.queues[0].requests.len(), 1);
+        queues.remove(second);
+        assert!(queues.queues.is_empty());
     }
 
     #[test]
-    fn rooms_spend_coop_budgets_after_the_one_where_the_highest_priority_waits() {
-        let mut rooms = ModelQueues::default();
+    fn queues_rotate_after_the_one_with_the_highest_priority() {
+        let mut queues = QueueSet::default();
         let [one, other, third] = [8, 16, 32].map(|most| format!("hold: {{lookahead: {most}}}\n"));
-        let offline = enter_at(&mut rooms, &one, "offline", Priority::LOWEST).0;
-        let (first, second) = (enter(&mut rooms, &other, "").0, enter(&mut rooms, &third, "").0);
+        let offline = enter_at(&mut queues, &one, "offline", Priority::LOWEST).0;
+        let (first, second) = (enter(&mut queues, &other, "").0, enter(&mut queues, &third, "").0);
         let turns: Vec<Vec<u64>> = (0..4)
             .map(|_| {
-                rooms.spend_coop_budgets();
-                rooms.open.iter().map(|it| it.number).collect()
+                queues.rotate();
+                queues.queues.iter().map(|it| it.number).collect()
             })
             .collect();
         assert!(turns.iter().all(|turn| turn[2] == offline), "{turns:?}");
-        let begun = |number| turns.iter().filter(|turn| turn[0] == number).count();
-        assert_eq!((begun(first), begun(second)), (2, 2), "{turns:?}");
-        let urgent = enter_at(&mut rooms, &one, "urgent", Priority::HIGHEST).0;
-        rooms.spend_coop_budgets();
-        assert_eq!(rooms.open[0].number, urgent);
+        let first_of = |number| turns.iter().filter(|turn| turn[0] == number).count();
+        assert_eq!((first_of(first), first_of(second)), (2, 2), "{turns:?}");
+        let urgent = enter_at(&mut queues, &one, "urgent", Priority::HIGHEST).0;
+        queues.rotate();
+        assert_eq!(queues.queues[0].number, urgent);
     }
 }

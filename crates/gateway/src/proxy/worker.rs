@@ -6,8 +6,6 @@ use crate::proxy::gateway::Gateway;
 use crate::proxy::wait_queue::Decider;
 use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::running;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
 use wornpath_blocks::BlockHash;
@@ -16,16 +14,15 @@ use wornpath_execution::WorkerNumber;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{DecisionEnv, DecisionState, Outcome, Rejection, Rng, SpeculativeInsert};
 
-/// How often a request is decided again because a concurrent one with its prefix was faster. Each time it
-/// follows that one, so it loses again only to a third.
-const MOST_RACES: usize = 4;
+/// How often a request is decided again because a concurrent one with its prefix was faster. Each
+/// time it follows that one, so it loses again only to a third.
+const MAX_RACES: usize = 4;
 
 static DECIDE: TaskName = TaskName::new("decide a request");
 static UPDATE_INDEX: TaskName = TaskName::new("update the index");
 
-/// The speculative insert of a request's first plan, under the lock on its first missing block, until it is
-/// committed. Contended only by the parts of one request.
-pub(crate) type FirstInsert = Mutex<Option<SpeculativeInsert<OwnedSemaphorePermit>>>;
+/// The speculative insert of a plan, with the lock on the first block that its pod lacks.
+pub(crate) type LockedInsert = SpeculativeInsert<OwnedSemaphorePermit>;
 
 /// A thread that answers clients. Its lock is contended only while another thread polls the wait
 /// queue, so it costs next to nothing.
@@ -49,7 +46,7 @@ impl WorkerState {
 }
 
 impl Worker {
-    /// A worker of that number, which no other worker has.
+    /// A worker. No other worker of the gateway has its number.
     #[must_use]
     pub fn new(gateway: Arc<Gateway>, number: usize) -> Self {
         let state = DecisionState::with_history(
@@ -78,15 +75,15 @@ impl Worker {
         decided
     }
 
-    /// Decides for a request of this length; again if another thread was faster to send the same new
-    /// prefix to a pod.
+    /// Decides for a request of this length; again if another thread was faster to send the same
+    /// new prefix to a pod. Without an insert, the index is updated already.
     pub(crate) async fn decide(
         &self,
         length: BodyLength,
         mut decide: impl FnMut(&mut DecisionEnv<'_>) -> Outcome,
-    ) -> (Outcome, FirstInsert) {
+    ) -> (Outcome, Option<LockedInsert>) {
         let gateway = &self.gateway;
-        for _ in 0..MOST_RACES {
+        for _ in 0..MAX_RACES {
             let (outcome, insert) = {
                 let mut inner = self.inner();
                 let running = running(&DECIDE);
@@ -94,7 +91,7 @@ impl Worker {
                 drop(running);
                 (outcome, inner.state.take_pending())
             };
-            let Some(insert) = insert else { return (outcome, FirstInsert::default()) };
+            let Some(insert) = insert else { return (outcome, None) };
             let block = insert.first_missing();
             let Ok(lock) = gateway.prefix_locks.try_lock(block) else {
                 // Without the plan: other threads would see the load that it reserves.
@@ -106,24 +103,24 @@ impl Worker {
                 continue;
             }
             if !length.is_long {
-                return (outcome, Mutex::new(Some(insert.with_lock(lock))));
+                return (outcome, Some(insert.with_lock(lock)));
             }
-            // Apart for a long prompt: streams on this thread would feel it.
+            // In the pool for a long prompt: streams on this thread would stall.
             let owner = Arc::clone(gateway);
             let commit = move || insert.commit(owner.pods().index());
             let committed = gateway.pool.spawn(&UPDATE_INDEX, length.bytes, commit);
             // It fails only if the gateway is shutting down.
             let _ = committed.await;
-            return (outcome, FirstInsert::default());
+            return (outcome, None);
         }
-        (self.decide_now(&gateway.snapshot(), gateway.now(), decide), FirstInsert::default())
+        (self.decide_now(&gateway.snapshot(), gateway.now(), decide), None)
     }
 
     /// Rolls back the insert of a prompt of `bytes` bytes that its pod has refused.
     pub(crate) fn rollback(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
         let gateway = &self.gateway;
         let mut inner = self.inner();
-        // Apart for a long prompt: streams on this thread would feel it.
+        // In the pool for a long prompt: streams on this thread would stall.
         if !gateway.settings().limits.length(bytes).is_long {
             let _running = running(&UPDATE_INDEX);
             inner.state.rollback(pod, chain);
@@ -134,35 +131,13 @@ impl Worker {
         gateway.pool.spawn(&UPDATE_INDEX, bytes, move || insert.rollback(owner.pods().index()));
     }
 
-    /// Commits the insert of a request's first plan, if that was not done yet.
-    pub(crate) fn commit(&self, insert: &FirstInsert) {
-        let insert = insert.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(insert) = insert {
-            let _running = running(&UPDATE_INDEX);
-            self.inner().state.commit(insert);
-        }
+    /// Commits the insert of a plan whose request is on its way.
+    pub(crate) fn commit(&self, insert: LockedInsert) {
+        let _running = running(&UPDATE_INDEX);
+        self.inner().state.commit(insert);
     }
 
-    /// Commits as soon as `sent` has to wait, which it does for its engine: that computes meanwhile.
-    pub(crate) async fn commit_after<T>(
-        &self,
-        insert: &FirstInsert,
-        sent: impl Future<Output = T>,
-    ) -> T {
-        let mut sent = pin!(sent);
-        let mut is_committed = false;
-        poll_fn(|context| {
-            let polled = sent.as_mut().poll(context);
-            if !is_committed {
-                self.commit(insert);
-                is_committed = true;
-            }
-            polled
-        })
-        .await
-    }
-
-    /// Whether events have confirmed by now that a pod holds what was speculative when a request was sent there.
+    /// Whether events have confirmed by now what was speculative when a request was sent.
     pub(crate) fn is_confirmed(&self, prefix: &Speculative) -> bool {
         self.inner().state.is_confirmed(prefix.pod, prefix.last)
     }
