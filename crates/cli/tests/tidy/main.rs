@@ -1,8 +1,10 @@
 //! Rules for every file and every crate of the repository, as tests.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+mod cycles;
 mod repository;
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use repository::{PURE, Source, crates, dependencies, documents, manifests, sources};
@@ -41,6 +43,29 @@ fn no_file_or_crate_has_a_name_that_says_nothing() {
         sources()
             .iter()
             .filter(|source| source.path.split(['/', '.']).any(|part| EMPTY_NAMES.contains(&part))),
+    );
+}
+
+#[test]
+fn modules_of_a_crate_import_each_other_without_a_cycle() {
+    let all = sources();
+    let folders =
+        all.iter().filter_map(|source| source.path.find("/src/").map(|at| &source.path[..at + 4]));
+    let folders: BTreeSet<_> = folders.collect();
+    let mut found = Vec::new();
+    for folder in folders {
+        let inside = |source: &&Source| source.path.starts_with(folder) && !source.is_test();
+        let own: Vec<_> = all.iter().filter(inside).collect();
+        found.extend(
+            cycles::cycles(&own, folder)
+                .into_iter()
+                .map(|group| format!("{folder}: {}", group.join(", "))),
+        );
+    }
+    assert!(
+        found.is_empty(),
+        "modules import each other in a circle; move what they share down:\n{}",
+        found.join("\n")
     );
 }
 
