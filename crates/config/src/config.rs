@@ -77,11 +77,11 @@ const KEYS: [&str; 24] = [
 
 #[rustfmt::skip]
 pub(crate) const TOP: &[Parameter] = &[
-    Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
-    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`, unless they have a `key_file`."),
-    Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
-    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions a second that are taken down in full, with every candidate and score, for `/decisions` of the admin plane; 0 for none."),
-    Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),
+    Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: responses carry `x-wornpath-pod` and the reason for the choice."),
+    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods receive the client's `authorization` header, unless they have a `key_file`."),
+    Parameter::with_default("stale_after", Takes::Time, "30s", "Time without cache events after which the index entries of a pod count less; after twice that time they count for nothing."),
+    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions per second that are recorded in full, with every candidate and score, for `/decisions` of the admin API; 0 disables recording."),
+    Parameter::optional("workers", Takes::Whole(1, 1024), "Worker threads for client connections; by default one per core."),
 ];
 
 impl Config {
@@ -104,9 +104,9 @@ impl Config {
                 let problem = Problem::new(
                     ProblemKind::NotFound,
                     FIRST,
-                    format!("it cannot be read: {error}"),
+                    format!("cannot read the file: {error}"),
                 );
-                let problem = problem.cure("give the path of a configuration");
+                let problem = problem.cure("give the path of a configuration file");
                 Err(ConfigRefused {
                     files: vec![Problems::new("configuration", &file, "", vec![problem])],
                 })
@@ -250,7 +250,7 @@ fn whole(root: &Node, notes: &mut Diagnostics) -> Config {
         _ => {
             let message = format!("a configuration is a map of sections, not {}", root.kind());
             let problem = Problem::new(ProblemKind::Syntax, root.span, message);
-            notes.problems.push(problem.cure("begin with `pods:` and list an engine"));
+            notes.problems.push(problem.cure("start with `pods:` and list at least one engine"));
         }
     }
     let mut settings = Settings::default();
@@ -348,11 +348,11 @@ fn has_pods(
         let problem = Problem::new(
             ProblemKind::MissingDependency,
             root.span,
-            "there are no pods, and no way to find any",
+            "no pods are listed, and neither `discovery` nor `listen.admin` can add any",
         );
         notes.problems.push(
             problem
-                .cure("list some: `pods: [{url: \"http://127.0.0.1:8000\"}]`, or add `discovery`"),
+                .cure("list at least one: `pods: [{url: \"http://127.0.0.1:8000\"}]`, or add `discovery`"),
         );
     }
 }

@@ -12,7 +12,7 @@ use crate::settings::KeyDigest;
 
 /// How to get a digest.
 pub(crate) const DIGEST_CURE: &str =
-    "a digest is what `printf %s SECRET | sha256sum` prints, with `sha256:` before it";
+    "a digest is `sha256:` followed by the output of `printf %s SECRET | sha256sum`";
 
 /// Problems so far.
 pub(crate) struct Diagnostics<'a> {
@@ -41,7 +41,7 @@ impl<'a> Diagnostics<'a> {
             Err(error) => {
                 let span = section.at(key);
                 self.masked.push(span);
-                let message = format!("`{key}` is no digest: {error}");
+                let message = format!("`{key}` is not a digest: {error}");
                 self.problems
                     .push(Problem::new(ProblemKind::Unsafe, span, message).cure(DIGEST_CURE));
                 None
@@ -69,9 +69,9 @@ impl<'a> Diagnostics<'a> {
         let first = names.iter().find(|(known, _)| known == name && !name.is_empty());
         if let Some((_, first)) = first {
             self.problems.push(
-                Problem::new(ProblemKind::Twice, span, format!("{what} `{name}` is there twice"))
-                    .also(*first, "first given here")
-                    .cure("give each another one, or remove one of them"),
+                Problem::new(ProblemKind::Twice, span, format!("duplicate {what} `{name}`"))
+                    .also(*first, "first defined here")
+                    .cure("make them unique, or remove one"),
             );
         }
         names.push((name.to_owned(), span));
@@ -91,10 +91,10 @@ impl<'a> Diagnostics<'a> {
         }
         let cure = match nearest(name, known.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
-            None if known.is_empty() => format!("the configuration has no {what}; add it"),
-            None => format!("there are: {}", known.join(", ")),
+            None if known.is_empty() => format!("the configuration defines no {what}; add one"),
+            None => format!("available: {}", known.join(", ")),
         };
-        let message = format!("there is no {what} `{name}`");
+        let message = format!("unknown {what} `{name}`");
         self.problems.push(Problem::new(ProblemKind::NotFound, span, message).cure(cure));
         false
     }
@@ -119,9 +119,9 @@ impl<'a> Diagnostics<'a> {
         cure: &str,
     ) {
         let rule = if name.trim().is_empty() {
-            "a name needs at least one letter, digit or sign"
+            "a name must not be blank"
         } else if name.chars().any(char::is_control) {
-            "a name has no control characters"
+            "a name must not contain control characters"
         } else {
             return;
         };
@@ -135,9 +135,9 @@ impl<'a> Diagnostics<'a> {
             let problem = Problem::new(
                 ProblemKind::BadParameter,
                 section.at(key),
-                format!("`{key}` is no time at all"),
+                format!("`{key}` is zero"),
             );
-            self.problems.push(problem.cure("give a time above zero, such as `5s`"));
+            self.problems.push(problem.cure("give a duration above zero, such as `5s`"));
         }
     }
 

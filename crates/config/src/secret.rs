@@ -13,13 +13,13 @@ use crate::settings::KeyDigest;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DigestError {
     /// It may be the secret itself.
-    #[error("it does not begin with `sha256:`")]
+    #[error("it does not start with `sha256:`")]
     Bare,
     /// The wrong number of digits.
     #[error("it has {0} characters after `sha256:`, not 64")]
     BodyLength(usize),
     /// Not hexadecimal.
-    #[error("it has a character that is no hexadecimal digit")]
+    #[error("it contains a character that is not a hexadecimal digit")]
     Digit,
 }
 
@@ -30,7 +30,7 @@ pub enum KeyError {
     #[error("cannot be read: {0}")]
     Unread(#[from] std::io::Error),
     /// What is in it is no key. It is not repeated.
-    #[error("holds no key: one line of letters, digits and signs")]
+    #[error("contains no key; a key is one line of printable ASCII without spaces")]
     NoKey,
 }
 

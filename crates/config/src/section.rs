@@ -123,10 +123,10 @@ pub(crate) fn maps<'a>(
         None | Some((Yaml::Null, _)) => return Vec::new(),
         Some((Yaml::List(items), _)) => items,
         Some((_, node)) => {
-            let message = format!("`{key}` must be a list; this is {}", node.kind());
+            let message = format!("`{key}` must be a list, not {}", node.kind());
             problems.push(
                 Problem::new(ProblemKind::Syntax, node.span, message)
-                    .cure("write each on lines of its own, the first with `- ` before it"),
+                    .cure("write each entry on its own line, starting with `- `"),
             );
             return Vec::new();
         }
@@ -146,9 +146,9 @@ fn map<'a>(node: &'a Node, key: &'static str) -> Result<SettingEntry<'a>, Proble
         Yaml::Null => Ok(SettingEntry { name: key, span: node.span, settings: &[] }),
         Yaml::Map(settings) => Ok(SettingEntry { name: key, span: node.span, settings }),
         _ => {
-            let message = format!("`{key}` holds {} where a map belongs", node.kind());
+            let message = format!("`{key}` must be a map, not {}", node.kind());
             Err(Problem::new(ProblemKind::Syntax, node.span, message)
-                .cure("write `key: value` on lines of their own, or `{key: value, …}`"))
+                .cure("write one `key: value` per line, or `{key: value, …}`"))
         }
     }
 }

@@ -18,26 +18,26 @@ use wornpath_execution::PodTls;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TlsError {
     /// No certificate in a file.
-    #[error("there is no certificate in it; it must hold PEM blocks `BEGIN CERTIFICATE`")]
+    #[error("it contains no certificate; it must contain PEM blocks `BEGIN CERTIFICATE`")]
     NoCertificate,
     /// Something in a file is not PEM.
-    #[error("it cannot be read as PEM: {0}")]
+    #[error("invalid PEM: {0}")]
     NotPem(String),
     /// No key in a file.
-    #[error("there is no private key in it; it must hold a PEM block `BEGIN PRIVATE KEY`")]
+    #[error("it contains no private key; it must contain a PEM block `BEGIN PRIVATE KEY`")]
     NoKey,
     /// Certificate and key do not belong together, or are of a kind that is not known.
-    #[error("certificate and key cannot be used together: {0}")]
+    #[error("certificate and key do not match, or are not supported: {0}")]
     Pair(String),
     /// What is to be believed cannot be.
-    #[error("its certificates cannot be believed in: {0}")]
+    #[error("invalid CA certificate: {0}")]
     Roots(String),
     /// No name that a certificate can have.
-    #[error("it is no name that a certificate can have")]
+    #[error("it is not a valid server name")]
     Name,
 }
 
-/// The oldest version of TLS that is spoken.
+/// Minimum TLS version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Oldest {
     /// TLS 1.2.

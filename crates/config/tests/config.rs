@@ -108,7 +108,7 @@ fn a_file_of_pods_is_checked_like_the_configuration_itself() {
     assert_eq!(config.check_pods("pods.yaml", "pods: []\n").unwrap(), []);
     let wrong = "pods: [{url: \"http://a:1\", model: n}]\nlisten: {}\n";
     let refused = config.check_pods("pods.yaml", wrong).unwrap_err().to_string();
-    assert!(refused.contains("there is no model `n`"), "{refused}");
+    assert!(refused.contains("unknown model `n`"), "{refused}");
     assert!(refused.contains("a file of pods has no key `listen`"), "{refused}");
 }
 

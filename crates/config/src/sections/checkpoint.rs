@@ -12,8 +12,8 @@ use crate::settings::CheckpointSettings;
 
 #[rustfmt::skip]
 pub(crate) const CHECKPOINT: &[Parameter] = &[
-    Parameter::required("file", Takes::Text, "The file, on a local disk; its folder must be there."),
-    Parameter::with_default("every", Takes::Time, "30s", "How often it is written, besides when wornpath ends."),
+    Parameter::required("file", Takes::Text, "The checkpoint file, on a local disk; its folder must exist."),
+    Parameter::with_default("every", Takes::Time, "30s", "Interval between writes; it is also written at shutdown."),
 ];
 
 pub(crate) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<CheckpointSettings> {
@@ -25,12 +25,12 @@ pub(crate) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<Checkpo
     let is_folder = notes.outside.is_folder(Path::new(&written)) == Some(true);
     let place = notes.outside.place(Path::new(&written)).filter(|_| !is_folder);
     let Some(file) = place else {
-        let why = if is_folder { "that is a folder" } else { "there is no such folder" };
-        let message = format!("`file` of `checkpoint` is `{written}`, and {why}");
+        let why = if is_folder { "which is a folder" } else { "whose folder does not exist" };
+        let message = format!("`file` of `checkpoint` is `{written}`, {why}");
         let kind = if is_folder { ProblemKind::BadParameter } else { ProblemKind::NotFound };
         let problem = Problem::new(kind, section.at("file"), message);
         notes.problems.push(
-            problem.cure("name a file in a folder that is there; paths start beside this file"),
+            problem.cure("give a file in an existing folder; relative paths start at this file's folder"),
         );
         return None;
     };

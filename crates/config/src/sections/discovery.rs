@@ -18,7 +18,7 @@ pub enum DiscoveryConfig {
     File {
         /// The file.
         path: PathBuf,
-        /// How often it is looked at.
+        /// Polling interval.
         every: Duration,
     },
     /// Every address that a name has.
@@ -29,7 +29,7 @@ pub enum DiscoveryConfig {
         port: u16,
         /// `http` or `https`.
         scheme: &'static str,
-        /// How often the name is asked for.
+        /// Interval between DNS lookups.
         every: Duration,
         /// What is known of every pod.
         pod: Box<PodConfig>,
@@ -38,16 +38,16 @@ pub enum DiscoveryConfig {
 
 #[rustfmt::skip]
 pub(crate) const FILE: &[Parameter] = &[
-    Parameter::required("file", Takes::Text, "A file with `pods`, in the form of this one; read again when it changes."),
-    Parameter::with_default("every", Takes::Time, "2s", "How often it is looked at."),
+    Parameter::required("file", Takes::Text, "File with a `pods` section in the format of this file; reloaded when it changes."),
+    Parameter::with_default("every", Takes::Time, "2s", "Polling interval."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const DNS: &[Parameter] = &[
-    Parameter::required("dns", Takes::Text, "A name whose every address is a pod, such as a headless service."),
+    Parameter::required("dns", Takes::Text, "DNS name; each of its addresses is a pod, as with a headless service."),
     Parameter::required("port", Takes::Whole(1, 65_535), "The port of every pod."),
-    Parameter::with_default("every", Takes::Time, "5s", "How often the name is asked for."),
-    Parameter::with_default("scheme", Takes::OneOf(&["http", "https"]), "http", "How pods are called; for `https`, `pod_tls.server_name` says what their certificates name."),
+    Parameter::with_default("every", Takes::Time, "5s", "Interval between DNS lookups."),
+    Parameter::with_default("scheme", Takes::OneOf(&["http", "https"]), "http", "URL scheme of the pods; for `https`, set `pod_tls.server_name` to the name in their certificates."),
 ];
 
 /// The finders under `discovery`.
@@ -63,7 +63,7 @@ pub(crate) fn discovery(
             (true, false) => finders.extend(file(entry, notes)),
             (false, true) => finders.extend(dns(entry, scope, notes)),
             _ => {
-                let message = "a way to find pods is either a `file` or a `dns` name";
+                let message = "an entry of `discovery` needs either `file` or `dns`";
                 notes.problems.push(
                     Problem::new(ProblemKind::Syntax, entry.span, message)
                         .cure("write `- file: pods.yaml` or `- {dns: name, port: 8000}`"),
@@ -93,9 +93,9 @@ fn dns(
     let every = section.or("every", Duration::ZERO);
     let scheme = section.or("scheme", "http");
     if section.maybe::<String>("dns").is_some_and(|host| host.trim().is_empty()) {
-        let message = "`dns` is empty, and no name has no address";
+        let message = "`dns` is empty; it must be a host name";
         let problem = Problem::new(ProblemKind::Syntax, section.span(), message);
-        notes.problems.push(problem.cure("write a name, such as `dns: engines.default.svc`"));
+        notes.problems.push(problem.cure("give a host name, such as `dns: engines.default.svc`"));
     }
     Some(DiscoveryConfig::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
 }

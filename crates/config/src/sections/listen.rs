@@ -45,7 +45,7 @@ pub(crate) const LISTEN: &[Parameter] = &[
 #[rustfmt::skip]
 pub(crate) const GUARDED: &[Parameter] = &[
     Parameter::required("address", Takes::Text, "Address and port."),
-    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must bring; needed unless the address is a loopback one or `tls` has a `client_ca`."),
+    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must send; required unless the address is a loopback address or `tls` has a `client_ca`."),
 ];
 
 const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
@@ -53,7 +53,7 @@ const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `
 pub(crate) fn listen(root: &Node, notes: &mut Diagnostics) -> Listen {
     let Some(node) = root.get("listen") else { return Listen::default() };
     let Yaml::Map(settings) = &node.value else {
-        let message = format!("`listen` holds {} where a map belongs", node.kind());
+        let message = format!("`listen` must be a map, not {}", node.kind());
         let cure = "write `listen: {client: \"127.0.0.1:8080\"}`";
         notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(cure));
         return Listen::default();
@@ -101,7 +101,7 @@ fn nested<'a>(
     notes: &mut Diagnostics,
 ) -> Option<Section<'a>> {
     let Yaml::Map(settings) = &node.value else {
-        let message = format!("`{name}` holds {} where an address or a map belongs", node.kind());
+        let message = format!("`{name}` must be an address or a map, not {}", node.kind());
         notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(ADDRESS));
         return None;
     };
@@ -153,9 +153,9 @@ fn guard(
     let address = guarded.address;
     if !address.ip().is_loopback() {
         let message =
-            format!("`{key}` listens at {address}, which others can reach, without a token");
+            format!("`{key}` listens on {address}, which other machines can reach, without a token");
         let cure = format!(
-            "listen at 127.0.0.1, or write `{key}: {{address: \"{address}\", token_digest: …}}`; {DIGEST_CURE}"
+            "listen on 127.0.0.1, or write `{key}: {{address: \"{address}\", token_digest: …}}`; {DIGEST_CURE}"
         );
         notes.problems.push(Problem::new(ProblemKind::Unsafe, span, message).cure(cure));
     }
@@ -175,8 +175,8 @@ fn same_address(node: &Node, listen: &Listen, notes: &mut Diagnostics) {
             continue;
         };
         let span = node.get(key).map_or(node.span, |node| node.span);
-        let message = format!("`{key}` listens at {address}, as `{other}` does");
+        let message = format!("`{key}` and `{other}` both listen on {address}");
         let problem = Problem::new(ProblemKind::Twice, span, message);
-        notes.problems.push(problem.cure("give each a port of its own"));
+        notes.problems.push(problem.cure("give each listener its own port"));
     }
 }

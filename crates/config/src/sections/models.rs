@@ -35,10 +35,10 @@ pub enum TokenizerChoice {
 
 #[rustfmt::skip]
 pub(crate) const MODEL: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "Its name, as engines list it."),
-    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
-    Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default as its engines report at `/metrics`, the greatest size that divides those of all of them, and 16 if none reports any. An engine that reports another size is warned of."),
-    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
+    Parameter::required("name", Takes::Text, "Its name, as the engines report it."),
+    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can route it."),
+    Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default the greatest common divisor of the sizes that its engines report at `/metrics`, or 16 if none reports one. An engine that reports another size causes a warning."),
+    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines receive the model's own name."),
 ];
 
 pub(crate) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
@@ -48,7 +48,7 @@ pub(crate) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
         let section = Section::read(entry, MODEL, &[], &mut notes.problems);
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "model", &name, section.at("name"));
-        let cure = "give the name that its engines list it by";
+        let cure = "give the model name that the engines report";
         notes.must_be_called_something(&section, "models", cure);
         for (alias, span) in section.texts("aliases") {
             let cure = "give a name that clients use, or remove it";
@@ -72,10 +72,10 @@ fn tokenizer(section: &Section<'_>, notes: &mut Diagnostics) -> TokenizerChoice 
     }
     let folder = PathBuf::from(&text);
     if !notes.outside.has_tokenizer(&folder) {
-        let message = format!("`tokenizer` is `{text}`, where there is no `tokenizer.json`");
+        let message = format!("`tokenizer` is `{text}`, which contains no `tokenizer.json`");
         notes.problems.push(
             Problem::new(ProblemKind::NotFound, section.at("tokenizer"), message).cure(
-                "give the folder of the model's `tokenizer.json`; paths start beside this file",
+                "give the folder of the model's `tokenizer.json`; relative paths start at this file's folder",
             ),
         );
     }

@@ -42,7 +42,7 @@ pub struct PodConfig {
     pub engine: EngineKind,
     /// Which fitted speed it has.
     pub speed: Option<String>,
-    /// The longest prompt plus answer, in tokens.
+    /// Context length: prompt plus output, in tokens.
     pub context_tokens: Option<u32>,
     /// How many tokens its KV cache holds.
     pub kv_tokens: Option<u64>,
@@ -132,30 +132,30 @@ impl EngineKind {
 
 #[rustfmt::skip]
 pub(crate) const ADDRESS: &[Parameter] = &[
-    Parameter::required("url", Takes::Text, "Where it is called, such as `http://10.0.0.5:8000`."),
-    Parameter::optional("name", Takes::Text, "What people call it; by default host and port."),
+    Parameter::required("url", Takes::Text, "Base URL, such as `http://10.0.0.5:8000`."),
+    Parameter::optional("name", Takes::Text, "Display name; by default host and port."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const FACTS: &[Parameter] = &[
-    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked. Give it to a pod with `events` where several models are listed and there is a `checkpoint`: what that knows of a pod counts only if its model is known from the start."),
-    Parameter::with_default("role", Takes::Texts, "[serve]", "The parts it can play in a plan: `serve`, `prefill`, `decode`, or others that profiles name."),
+    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is queried. Set it for pods with `events` if `models` has several entries and there is a `checkpoint`: a checkpoint is only restored for a pod whose model is known at start."),
+    Parameter::with_default("role", Takes::Texts, "[serve]", "Its roles in a plan: `serve`, `prefill`, `decode`, or others that profiles define."),
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
-    Parameter::with_default("labels", Takes::Fields, "{}", "Free labels for profiles to select by."),
+    Parameter::with_default("labels", Takes::Fields, "{}", "Arbitrary labels that profiles can select by."),
     Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
-    Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own; `auto`, if the engine says where at `/kv_event_sources`; or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
-    Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must bring to speak of it; then no other token will do."),
-    Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
-    Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
-    Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
-    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds; where text is matched, four bytes count as one."),
+    Parameter::with_default("events", Takes::Texts, "[]", "Sources of its cache events: `zmq://host:port?replay=port`, where `{host}` stands for the pod's host; `auto`, if the engine reports the address at `/kv_event_sources`; or names of `event_sources`. Without any, its cache content is approximated from the requests it was sent."),
+    Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must send; no other token is then accepted for this pod."),
+    Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Engine software; `openai` is any OpenAI-compatible server."),
+    Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Fitted speed model, for profiles that predict latencies."),
+    Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "Context length: prompt plus output, in tokens."),
+    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "KV cache capacity in tokens; where text is matched, four bytes count as one token."),
     Parameter::optional("host", Takes::Text, "The machine it runs on."),
-    Parameter::optional("rack", Takes::Text, "Its rack, or whatever shares a switch."),
+    Parameter::optional("rack", Takes::Text, "Its rack, or another group of machines that share a switch."),
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
-    Parameter::optional("metrics", Takes::Text, "Where its own metrics are; by default `/metrics` at its address."),
-    Parameter::optional("key_file", Takes::Text, "A file with the key that the engine wants (its `--api-key`). It is sent as `authorization: Bearer …` with probes, scrapes and requests, in the place of a client's. Read again with the configuration, and as soon as it changes (the latter not where a file of `discovery` names it)."),
-    Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "The port at which SGLang's and Mooncake's pairs meet."),
+    Parameter::optional("metrics", Takes::Text, "URL of its metrics; by default `/metrics` at its address."),
+    Parameter::optional("key_file", Takes::Text, "File with the engine's API key (its `--api-key`). The key is sent as `authorization: Bearer …` with probes, scrapes and requests, instead of the client's. Reloaded with the configuration, and when it changes (except where a `discovery` file names it)."),
+    Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "Bootstrap port for KV transfer with SGLang and Mooncake."),
 ];
 
 /// What a pod may refer to.
@@ -175,7 +175,7 @@ pub(crate) struct PodScope<'a> {
 pub(crate) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<AddressRange>> {
     let node = root.get("pod_addresses")?;
     let Yaml::List(items) = &node.value else {
-        let message = format!("`pod_addresses` must be a list; this is {}", node.kind());
+        let message = format!("`pod_addresses` must be a list, not {}", node.kind());
         let problem = Problem::new(ProblemKind::Syntax, node.span, message);
         notes.problems.push(problem.cure("write `pod_addresses: [10.0.0.0/8]`"));
         return None;
@@ -225,9 +225,9 @@ fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Diagnostics) {
         let Some((other, first)) = pods.iter().find(|(other, _)| is_of(other)) else { continue };
         let (name, ranks) = (&pod.name, other.ranks);
         notes.problems.push(
-            Problem::new(ProblemKind::Twice, *span, format!("pod `{name}` is there twice"))
-                .also(*first, format!("has {ranks} ranks, and this is one of them"))
-                .cure(format!("call it otherwise; `{base}/` and a number are ranks of `{base}`")),
+            Problem::new(ProblemKind::Twice, *span, format!("duplicate pod `{name}`"))
+                .also(*first, format!("has {ranks} ranks, one of which has this name"))
+                .cure(format!("rename it; `{base}/N` names a rank of `{base}`")),
         );
     }
 }
@@ -247,9 +247,9 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Diagnostics) -> O
     };
     if let Err(error) = check_egress(&url, scope.reach) {
         let problem = refused("pods", "url", &text, section.at("url"), &error);
-        notes.problems.push(problem.cure("give another address, or change what is allowed"));
+        notes.problems.push(problem.cure("use an allowed address, or change `pod_addresses` or `pod_tls`"));
     }
-    let cure = "give it a name, or leave `name` out to call it by host and port";
+    let cure = "give a name, or omit `name` to use host and port";
     notes.must_be_called_something(section, "pods", cure);
     let name = section.maybe("name").unwrap_or(host);
     Some(facts(section, scope, notes).at(name, url))
@@ -270,11 +270,11 @@ pub(crate) fn facts(
     let engine = EngineKind::of_word(section.or("engine", "openai"));
     if let Some(isolation) = scope.isolation.filter(|_| !engine.knows_salt()) {
         let span = section.node("engine").map_or(section.span(), |node| node.span);
-        let message = format!("tenants cannot be kept apart on an engine `{}`", engine.word());
+        let message = format!("engine `{}` cannot isolate tenants", engine.word());
         notes
             .problems
-            .push(Problem::new(ProblemKind::Unsafe, span, message).also(isolation, "asked for here").cure(
-            "it knows no `cache_salt`; write `engine: vllm` if it is one, or remove `isolation`",
+            .push(Problem::new(ProblemKind::Unsafe, span, message).also(isolation, "isolation is enabled here").cure(
+            "it does not support `cache_salt`; set `engine: vllm` if it is vLLM, or remove `isolation`",
         ));
     }
     let texts = |key| section.maybe::<Vec<String>>(key).unwrap_or_default();
@@ -284,7 +284,7 @@ pub(crate) fn facts(
     };
     let events = events(section, scope.sources, notes);
     if !events.is_empty() && scope.models.is_empty() {
-        let message = "the pod's events cannot be understood without knowing its model";
+        let message = "cache events need the pod's model, but `models` is empty";
         notes.problems.push(
             Problem::new(ProblemKind::MissingDependency, section.at("events"), message)
                 .cure("list the model with its `tokenizer` under `models`"),
@@ -335,7 +335,7 @@ fn key_file(section: &Section<'_>, notes: &mut Diagnostics) -> Option<PathBuf> {
         Err(error) => {
             let message = format!("`key_file`: the file `{file}` {error}");
             let problem = Problem::new(ProblemKind::BadParameter, section.at("key_file"), message);
-            notes.problems.push(problem.cure("write the key there that the engine was given"));
+            notes.problems.push(problem.cure("write the engine's API key to the file"));
             None
         }
     }
@@ -363,7 +363,7 @@ fn events(
                 }
                 Err(error) => notes.problems.push(
                     refused("pods", "events", &text, span, &error.problem)
-                        .cure("write `zmq://host:port?replay=port`; `{host}` is the pod's own"),
+                        .cure("write `zmq://host:port?replay=port`; `{host}` stands for the pod's host"),
                 ),
             }
             Semantics::Sequenced
@@ -384,11 +384,11 @@ fn events(
         };
     }
     if let (Some((counted, counts)), Some((set, says))) = (counted, set) {
-        let message = format!("`{set}` numbers nothing and cannot feed a pod beside `{counted}`");
+        let message = format!("unnumbered source `{set}` cannot be combined with `{counted}` on one pod");
         notes.problems.push(
             Problem::new(ProblemKind::Conflict, says, message)
                 .also(counts, "counts the copies of each block")
-                .cure(format!("remove one of them, or write `numbered: true` if the sidecars of `{set}` number their requests")),
+                .cure(format!("remove one, or set `numbered: true` if the sidecars of `{set}` number their posts")),
         );
     }
     events
@@ -401,7 +401,7 @@ fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mu
         let problem = refused("pods", "events", &address.to_string(), span, &error.problem);
         notes
             .problems
-            .push(problem.cure("each rank needs a port of its own, counted up from this one"));
+            .push(problem.cure("each rank adds its number to this port; give a lower port"));
     }
 }
 
@@ -415,16 +415,16 @@ fn check_egress(url: &str, reach: &EgressPolicy) -> Result<(), EndpointError> {
 /// Says what is wrong with it: a user or a password, a query, no host, an impossible port.
 pub fn authority(url: &str) -> Result<&str, &'static str> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let rest = rest.ok_or("it does not begin with `http://` or `https://`")?;
+    let rest = rest.ok_or("it does not start with `http://` or `https://`")?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     if path.contains(['?', '#']) {
-        return Err("it has a query");
+        return Err("it must not have a query");
     }
     if authority.contains('@') {
-        return Err("it has a user or a password");
+        return Err("it must not contain a user or a password");
     }
-    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let uri: http::Uri = url.parse().map_err(|_| "it is not a valid URL")?;
     if uri.host().is_none_or(str::is_empty) {
         return Err("it has no host");
     }
@@ -432,7 +432,7 @@ pub fn authority(url: &str) -> Result<&str, &'static str> {
         .rsplit_once(':')
         .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<NonZeroU16>().is_err())
     {
-        return Err("its port is none from 1 to 65535");
+        return Err("its port is not between 1 and 65535");
     }
     Ok(authority)
 }

@@ -22,7 +22,7 @@ pub(crate) fn profiles(
         Some((Yaml::Map(entries), _)) => entries,
         Some((_, node)) => {
             let message =
-                format!("`profiles` is {}, not a map from names to profiles", node.kind());
+                format!("`profiles` must be a map from names to profiles, not {}", node.kind());
             let problem = Problem::new(ProblemKind::Syntax, node.span, message);
             notes.problems.push(problem.cure("write `profiles: {chat: chat.yaml}`"));
             return Vec::new();
@@ -32,9 +32,9 @@ pub(crate) fn profiles(
     for (key, node) in entries {
         let name = key.text().unwrap_or_default().to_owned();
         if name == OFFLINE {
-            let message = format!("a profile cannot be called `{name}`");
+            let message = format!("profile name `{name}` is reserved");
             let problem = Problem::new(ProblemKind::Conflict, key.span, message);
-            notes.problems.push(problem.cure("batches are counted by that name; choose another"));
+            notes.problems.push(problem.cure("batch requests are counted under that name; choose another"));
         }
         let (file, checked) = match &node.value {
             Yaml::Scalar { text, .. } => {
@@ -83,13 +83,13 @@ fn from_file(
             }
         },
         Err(error) => {
-            let message = format!("the profile in `{path}` cannot be read: {error}");
+            let message = format!("cannot read profile `{path}`: {error}");
             let names = SHIPPED.iter().map(|(name, _)| *name);
             let cure = match nearest(path, names) {
                 Some(near) => {
-                    format!("`{near}` is shipped: a route can name it without an entry here")
+                    format!("`{near}` is built in: routes can use it without an entry here")
                 }
-                None => "give a file; paths start beside this one".to_owned(),
+                None => "give a file; relative paths start at this file's folder".to_owned(),
             };
             notes.problems.push(Problem::new(ProblemKind::NotFound, node.span, message).cure(cure));
             None

@@ -16,12 +16,12 @@ use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
 #[rustfmt::skip]
 pub(crate) const ROUTE: &[Parameter] = &[
-    Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a shipped one."),
+    Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a built-in one."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const MATCH: &[Parameter] = &[
-    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so. What operates an engine, as `/sleep` or `/flush_cache`, is passed on only if a route names it."),
+    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, it matches as a prefix. Engine management paths, such as `/sleep` or `/flush_cache`, are forwarded only if a route names them."),
     Parameter::optional("model", Takes::Text, "The base model, by its name."),
     Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
 ];
@@ -50,10 +50,10 @@ pub(crate) fn routes(
                 Problem::new(
                     ProblemKind::Unreachable,
                     span,
-                    "no request comes as far as this route",
+                    "no request can reach this route",
                 )
                 .also(first, "matches every request")
-                .cure("put it before that one, or remove it"),
+                .cure("move it before that route, or remove it"),
             );
         }
         if route.path.is_none() && route.model.is_none() && route.tenant.is_none() {
@@ -66,7 +66,7 @@ pub(crate) fn routes(
         let problem =
             Problem::new(ProblemKind::MissingDependency, span, "some requests match no route");
         notes.problems.push(
-            problem.cure(format!("end with one for all others: `- profile: {DEFAULT_PROFILE}`")),
+            problem.cure(format!("add a route for all other requests at the end: `- profile: {DEFAULT_PROFILE}`")),
         );
     }
     routes
@@ -90,9 +90,9 @@ fn route(
     if let Some(path) = &path
         && (!path.starts_with('/') || path[..path.len() - 1].contains('*'))
     {
-        let message = format!("`{path}` is no path that a request can have");
+        let message = format!("`{path}` is not a valid path pattern");
         let problem = Problem::new(ProblemKind::BadParameter, matched.at("path"), message);
-        notes.problems.push(problem.cure("begin with `/`, and use `*` only at the end"));
+        notes.problems.push(problem.cure("start with `/`, and use `*` only at the end"));
     }
     let model: Option<String> = matched.maybe("model");
     if let Some(model) = &model {
@@ -136,10 +136,10 @@ fn must_have_tokens(
         models.iter().filter(is_meant).find(|model| model.tokenizer == TokenizerChoice::None);
     let message = match without {
         Some(model) => {
-            format!("`{}` needs tokens, and model `{}` has no tokenizer", route.profile, model.name)
+            format!("profile `{}` needs tokens, but model `{}` has no tokenizer", route.profile, model.name)
         }
         None if models.is_empty() => {
-            format!("`{}` needs tokens, and no model has a tokenizer", route.profile)
+            format!("profile `{}` needs tokens, but no model has a tokenizer", route.profile)
         }
         None => return,
     };
@@ -172,10 +172,10 @@ pub(crate) fn must_be_heard(
         let span = entries.iter().find(is_its).map_or(root.span, |entry| entry.span);
         let (pod, profile) = (&pod.name, &profile.name);
         let message =
-            format!("pod `{pod}` sends no cache events, and profile `{profile}` wants no guesses");
+            format!("profile `{profile}` requires cache events, but pod `{pod}` has no `events`");
         notes.problems.push(
             Problem::new(ProblemKind::Conflict, span, message)
-                .cure("give it `events`, or write `without_events: approximate` in the profile"),
+                .cure("give the pod `events`, or set `without_events: approximate` in the profile"),
         );
     }
 }
@@ -196,8 +196,8 @@ fn everything(
         [only] => only.name.clone(),
         [first, ..] => {
             let span = root.get("profiles").map_or(root.span, |node| node.span);
-            let message = format!("there are {} profiles and no route to any", profiles.len());
-            let cure = format!("say which decides: `routes: [{{profile: {}}}]`", first.name);
+            let message = format!("{} profiles are defined, but no route uses any", profiles.len());
+            let cure = format!("choose one: `routes: [{{profile: {}}}]`", first.name);
             notes
                 .problems
                 .push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
@@ -226,10 +226,10 @@ pub(crate) fn must_be_played(
         };
         for problem in problems.all().iter().filter(|_| is_shipped) {
             let (name, what) = (&profile.name, problem.message());
-            let message = format!("the shipped profile `{name}` does not fit the pods: {what}");
+            let message = format!("built-in profile `{name}` does not match the pods: {what}");
             let span = root.get("pods").map_or(root.span, |node| node.span);
             notes.problems.push(Problem::new(ProblemKind::NoPodForRole, span, message).cure(
-                "give a pod that role, or route to a profile that fits, as `prefill-decode` fits pods with `role: prefill` \
+                "give a pod that role, or route to a profile that matches, such as `prefill-decode` for pods with `role: prefill` \
                  and `role: decode`",
             ));
         }

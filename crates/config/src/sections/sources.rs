@@ -71,11 +71,11 @@ impl EventSourceConfig {
 
 #[rustfmt::skip]
 pub(crate) const SOURCE: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
-    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis", "kafka"]), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
-    Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
-    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic, or what its streams' names begin with."),
-    Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
+    Parameter::required("name", Takes::Text, "Its name, which pods use in `events`."),
+    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis", "kafka"]), "`push`: sidecars post to `listen.events`, or stream to it over gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` publishes to."),
+    Parameter::optional("url", Takes::Text, "Address of the broker, such as `nats://10.0.0.9:4222`."),
+    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic; for Redis the prefix of its stream names."),
+    Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without gaps; if so, copies of blocks are counted."),
 ];
 
 pub(crate) fn sources(
@@ -96,7 +96,7 @@ pub(crate) fn sources(
                     let problem = Problem::new(
                         ProblemKind::MissingDependency,
                         section.at("kind"),
-                        "sidecars have nowhere to post to",
+                        "a `push` source needs `listen.events`, which is not set",
                     );
                     notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
                 }
@@ -135,7 +135,7 @@ pub(crate) fn sources(
 
 /// Brokers are for fleets of routers; most builds do without their clients.
 fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Diagnostics) {
-    let message = format!("this build of wornpath cannot read from `{kind}`");
+    let message = format!("this build has no support for `{kind}`");
     let problem = Problem::new(ProblemKind::MissingDependency, section.at("kind"), message);
     notes.problems.push(problem.cure(format!("build it with `--features {kind}`")));
 }
@@ -143,7 +143,7 @@ fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Diagnostics) {
 fn url(section: &Section<'_>, scheme: &str, notes: &mut Diagnostics) -> String {
     let example = format!("give `url: {scheme}://host:port`");
     let Some(url) = section.maybe::<String>("url") else {
-        let message = format!("a `{scheme}` source needs `url`, which is not given");
+        let message = format!("a `{scheme}` source needs `url`, which is not set");
         notes.problems.push(
             Problem::new(ProblemKind::MissingParameter, section.span(), message).cure(example),
         );
@@ -151,7 +151,7 @@ fn url(section: &Section<'_>, scheme: &str, notes: &mut Diagnostics) -> String {
     };
     if !url.starts_with(&format!("{scheme}://")) {
         notes.shown_address(&url, section.at("url"));
-        let message = format!("`url` of a `{scheme}` source does not begin with `{scheme}://`");
+        let message = format!("`url` of a `{scheme}` source does not start with `{scheme}://`");
         notes.problems.push(
             Problem::new(ProblemKind::BadParameter, section.at("url"), message).cure(example),
         );

@@ -10,9 +10,9 @@ use crate::settings::TelemetrySettings;
 
 #[rustfmt::skip]
 pub(crate) const TELEMETRY: &[Parameter] = &[
-    Parameter::required("otlp", Takes::Text, "A collector that takes OTLP over HTTP in JSON, such as `http://127.0.0.1:4318`; `/v1/traces` is added."),
-    Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.01", "Of the requests whose caller sends no `traceparent`, how many are traced; who sends one decides alone."),
-    Parameter::with_default("service", Takes::Text, "wornpath", "What this gateway is called there."),
+    Parameter::required("otlp", Takes::Text, "A collector that accepts OTLP over HTTP in JSON, such as `http://127.0.0.1:4318`; `/v1/traces` is appended."),
+    Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.01", "Share of requests without a `traceparent` that are traced; a request with one follows its sampling flag."),
+    Parameter::with_default("service", Takes::Text, "wornpath", "Service name in traces."),
 ];
 
 pub(crate) fn telemetry(root: &Node, notes: &mut Diagnostics) -> Option<TelemetrySettings> {

@@ -14,16 +14,16 @@ use crate::settings::TenantSettings;
 
 #[rustfmt::skip]
 pub(crate) const TENANT: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "What they are called in routes and logs."),
-    Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of their API key; the key itself is never written down."),
-    Parameter::with_default("priority", Takes::Whole(0, 7), "4", "How urgent their requests are; 7 goes first."),
-    Parameter::with_default("weight", Takes::Whole(1, 1000), "1", "Their share while requests wait: twice the weight, twice the work."),
-    Parameter::optional("quota", Takes::Whole(1, 1 << 20), "How many of their requests may be under way or wait at a time; more are answered with 429."),
+    Parameter::required("name", Takes::Text, "Its name in routes and logs."),
+    Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of its API key; the key itself is never stored."),
+    Parameter::with_default("priority", Takes::Whole(0, 7), "4", "Priority of its requests; 7 is the highest."),
+    Parameter::with_default("weight", Takes::Whole(1, 1000), "1", "Fair-queueing weight: twice the weight gets twice the share while requests wait."),
+    Parameter::optional("quota", Takes::Whole(1, 1 << 20), "Maximum requests in flight or queued at a time; more get 429."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const ISOLATION: &[Parameter] = &[
-    Parameter::required("secret_file", Takes::Text, "A file with 64 hexadecimal digits, the same for all routers of a cell; make one with `openssl rand -hex 32`."),
+    Parameter::required("secret_file", Takes::Text, "File with 64 hexadecimal digits, the same for all routers of a cell; create one with `openssl rand -hex 32`."),
 ];
 
 pub(crate) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSettings> {
@@ -32,7 +32,7 @@ pub(crate) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSetting
         let section = Section::read(entry, TENANT, &[], &mut notes.problems);
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "tenant", &name, section.at("name"));
-        let cure = "give a name for routes and logs to call them by";
+        let cure = "give a name for routes and logs";
         notes.must_be_called_something(&section, "tenants", cure);
         let Some(key) = notes.digest(&section, "key_digest") else { continue };
         notes.only_once(&mut keys, "key", &key.to_string(), section.at("key_digest"));
@@ -64,10 +64,10 @@ pub(crate) fn isolation(root: &Node, notes: &mut Diagnostics) -> Option<(Span, O
     match secret {
         Ok(key) => Some((span, Some(key))),
         Err(error) => {
-            let message = format!("the secret in `{file}` cannot be used: {error}");
+            let message = format!("invalid secret in `{file}`: {error}");
             notes.problems.push(
                 Problem::new(ProblemKind::BadParameter, section.at("secret_file"), message).cure(
-                    format!("write 64 hexadecimal digits there: `openssl rand -hex 32 > {file}`"),
+                    format!("write 64 hexadecimal digits to it: `openssl rand -hex 32 > {file}`"),
                 ),
             );
             Some((span, None))

@@ -13,18 +13,18 @@ use crate::tls::{ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
 
 #[rustfmt::skip]
 pub(crate) const LISTENER_TLS: &[Parameter] = &[
-    Parameter::required("certificate", Takes::Text, "A PEM file with the listener's certificate, and those that lead to its signer."),
-    Parameter::required("key", Takes::Text, "A PEM file with its private key."),
-    Parameter::optional("client_ca", Takes::Text, "A PEM file with the certificates of those who sign callers'; only such callers are let in."),
-    Parameter::with_default("oldest", Takes::OneOf(&["1.2", "1.3"]), "1.2", "The oldest version of TLS that is spoken."),
+    Parameter::required("certificate", Takes::Text, "PEM file with the listener's certificate chain, its own certificate first."),
+    Parameter::required("key", Takes::Text, "PEM file with its private key."),
+    Parameter::optional("client_ca", Takes::Text, "PEM file with the CA certificates for client authentication; callers without a certificate signed by one are rejected."),
+    Parameter::with_default("oldest", Takes::OneOf(&["1.2", "1.3"]), "1.2", "Minimum TLS version."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const POD_TLS: &[Parameter] = &[
-    Parameter::required("ca", Takes::Text, "A PEM file with the certificates of those who sign pods'; whoever else answers at `https://` gets nothing."),
-    Parameter::optional("certificate", Takes::Text, "A PEM file with the certificate that pods are shown, if they ask for one."),
-    Parameter::optional("key", Takes::Text, "A PEM file with its private key."),
-    Parameter::optional("server_name", Takes::Text, "The name in pods' certificates, if it is not the host of their address."),
+    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the pods' certificates; a connection to any other server is refused."),
+    Parameter::optional("certificate", Takes::Text, "PEM file with the client certificate for pods that require one."),
+    Parameter::optional("key", Takes::Text, "PEM file with its private key."),
+    Parameter::optional("server_name", Takes::Text, "Server name in the pods' certificates, if it is not the host of their address."),
 ];
 
 /// The `tls` of a listener, if it has one.
@@ -52,10 +52,10 @@ pub(crate) fn pods(root: &Node, notes: &mut Diagnostics) -> Option<PodTls> {
         (None, None) => None,
         (Some(_), Some(_)) => Some(identity(&section, notes)?),
         (Some(half), None) | (None, Some(half)) => {
-            let message = "`certificate` and `key` of `pod_tls` belong together; one is not given";
+            let message = "`pod_tls` sets only one of `certificate` and `key`";
             notes.problems.push(
                 Problem::new(ProblemKind::MissingParameter, half.span, message)
-                    .cure("give both, or neither if pods ask for no certificate"),
+                    .cure("set both, or neither if pods require no client certificate"),
             );
             return None;
         }
@@ -83,7 +83,7 @@ fn file<T>(
     let text = match notes.outside.text(Path::new(&name)) {
         Ok(text) => text,
         Err(error) => {
-            let message = format!("`{key}`: the file `{name}` cannot be read: {error}");
+            let message = format!("`{key}`: cannot read file `{name}`: {error}");
             let problem = Problem::new(ProblemKind::NotFound, section.at(key), message);
             notes.problems.push(problem.cure("give the path of a PEM file"));
             return None;
@@ -93,7 +93,7 @@ fn file<T>(
 }
 
 fn unusable(key: &str, span: Span, error: &dyn Display, notes: &mut Diagnostics) {
-    let message = format!("`{key}` cannot be used: {error}");
+    let message = format!("invalid `{key}`: {error}");
     let problem = Problem::new(ProblemKind::BadParameter, span, message);
     notes.problems.push(problem.cure("give a file that `openssl x509` or `openssl pkey` can read"));
 }
