@@ -37,7 +37,8 @@ mod tests {
     fn an_address_with_a_password_is_refused_and_not_shown() {
         let error = error(check("--pod", "http://user:private@host:8000"));
         assert!(
-            error.contains("it must not contain a user or a password") && !error.contains("private"),
+            error.contains("it must not contain a user or a password")
+                && !error.contains("private"),
             "{error}"
         );
     }

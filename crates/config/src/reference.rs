@@ -37,11 +37,7 @@ const PARTS: &[ReferencePart] = &[
         "Enables TLS on the listener. Renewed files take effect when the configuration is reloaded.",
         tls::LISTENER_TLS,
     ),
-    (
-        "models[]",
-        "Models with a tokenizer, a block size or aliases.",
-        models::MODEL,
-    ),
+    ("models[]", "Models with a tokenizer, a block size or aliases.", models::MODEL),
     ("pods[]", "The engines. Identity and address:", pods::ADDRESS),
     ("pods[], and discovery by name", "Properties:", pods::FACTS),
     (
@@ -74,7 +70,11 @@ const PARTS: &[ReferencePart] = &[
          one of another version, is ignored.",
         checkpoint::CHECKPOINT,
     ),
-    ("tenants[]", "The callers and their API keys; without any, every caller is accepted.", tenants::TENANT),
+    (
+        "tenants[]",
+        "The callers and their API keys; without any, every caller is accepted.",
+        tenants::TENANT,
+    ),
     (
         "isolation",
         "If present, tenants share no cached blocks and cannot probe for each other's prompts. \
@@ -115,7 +115,7 @@ const PARTS: &[ReferencePart] = &[
         "Enables the Files and Batches APIs: [batches.md](batches.md). Read only at start.",
         batch::BATCH,
     ),
-    ("Top level", "Keys outside the sections.", TOP),
+    ("Top level", "Keys environment the sections.", TOP),
 ];
 
 /// The reference page, as Markdown.

@@ -1,4 +1,4 @@
-//! `batch`: whether files and batches are served, where they are kept, and how much of it there may be.
+//! `batch`: enables the Files and Batches APIs; the store, its limits and quotas.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,12 @@ pub(crate) const BATCH: &[Parameter] = &[
     Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Memory for block hashes while a batch is planned; the rest spills to a file in `folder`, or in the system's temporary folder."),
 ];
 
-pub(crate) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> {
+pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
-    let section = Section::of(Some(node), ("batch", node.span), BATCH, &mut notes.problems);
-    notes.must_not_be_zero(&section, "keep");
-    let kept = kept(&section, notes)?;
-    let plain = BatchRules::kept(kept);
+    let section = Section::of(Some(node), "batch", node.span, BATCH, &mut diagnostics.problems);
+    diagnostics.check_nonzero(&section, "keep");
+    let store = store(&section, diagnostics)?;
+    let plain = BatchRules::kept(store);
     Some(BatchRules {
         most_lines: section.or("lines", plain.most_lines),
         most_bytes: section.or("file", plain.most_bytes as usize) as u64,
@@ -45,16 +45,18 @@ pub(crate) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> 
     })
 }
 
-fn kept(section: &Section<'_>, notes: &mut Diagnostics) -> Option<BatchStoreSettings> {
-    let (folder, file) =
-        (section.maybe::<String>("folder"), section.maybe::<String>("postgres_file"));
+fn store(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<BatchStoreSettings> {
+    let folder = section.maybe::<String>("folder");
+    let file = section.maybe::<String>("postgres_file");
     let file = match (folder, file) {
         (Some(folder), None) => {
-            if notes.outside.is_folder(Path::new(&folder)) == Some(false) {
+            if diagnostics.environment.is_folder(Path::new(&folder)) == Some(false) {
                 let message = format!("`folder` of `batch` is `{folder}`, which is a file");
                 let problem =
                     Problem::new(ProblemKind::BadParameter, section.at("folder"), message);
-                notes.problems.push(problem.cure("give a folder; it is created if it does not exist"));
+                diagnostics
+                    .problems
+                    .push(problem.cure("give a folder; it is created if it does not exist"));
                 return None;
             }
             return Some(BatchStoreSettings::Folder(PathBuf::from(folder)));
@@ -67,14 +69,14 @@ fn kept(section: &Section<'_>, notes: &mut Diagnostics) -> Option<BatchStoreSett
                 "`batch` sets neither `folder` nor `postgres_file`"
             };
             let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
-            notes.problems.push(problem.cure("set exactly one of them"));
+            diagnostics.problems.push(problem.cure("set exactly one of them"));
             return None;
         }
     };
-    let read = notes.outside.text(Path::new(&file)).map_err(|error| error.to_string());
+    let read = diagnostics.environment.text(Path::new(&file)).map_err(|error| error.to_string());
     let address = read.and_then(|text| match BatchStoreSettings::at(text.trim()) {
         address @ BatchStoreSettings::Postgres(_) => Ok(address),
-        // What stands there may be a secret: nobody is shown it.
+        // The text may be a secret, so it is not shown.
         BatchStoreSettings::Folder(_) => Err("it does not start with `postgres://`".to_owned()),
     });
     match address {
@@ -83,7 +85,7 @@ fn kept(section: &Section<'_>, notes: &mut Diagnostics) -> Option<BatchStoreSett
             let message = format!("invalid database address in `{file}`: {error}");
             let problem =
                 Problem::new(ProblemKind::BadParameter, section.at("postgres_file"), message);
-            notes
+            diagnostics
                 .problems
                 .push(problem.cure("write `postgres://user:password@host:5432/name` to the file"));
             None

@@ -1,4 +1,4 @@
-//! How much, how long, how often: limits of the client plane, timeouts, retries, breakers, draining.
+//! `limits`, `timeouts`, `retries`, `breaker` and `drain`.
 
 use std::time::Duration;
 
@@ -52,10 +52,10 @@ pub(crate) const DRAIN: &[Parameter] = &[
     Parameter::with_default("grace", Takes::Time, "30s", "Time for in-flight requests to finish after that. The process exits at most 2s later."),
 ];
 
-/// Fills in the bounds of `settings`.
-pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
+/// Reads these five sections into `settings`.
+pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics) {
     let mut section = |key, parameters: &[Parameter]| {
-        Section::of(root.get(key), (key, root.span), parameters, &mut notes.problems)
+        Section::of(root.get(key), key, root.span, parameters, &mut diagnostics.problems)
     };
     let limits = section("limits", LIMITS);
     let timeouts = section("timeouts", TIMEOUTS);
@@ -70,7 +70,7 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnosti
     ];
     for (section, keys) in never_zero {
         for key in keys {
-            notes.must_not_be_zero(section, key);
+            diagnostics.check_nonzero(section, key);
         }
     }
     settings.limits = GatewayLimits {
@@ -102,14 +102,15 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnosti
         longest_rest: time(&breaker, "longest_rest"),
     };
     settings.drain = Drain { lame_duck: time(&drain, "lame_duck"), grace: time(&drain, "grace") };
-    whole_is_longest(&timeouts, (settings.timeouts, settings.unstreamed), notes);
+    check_total_is_longest(&timeouts, settings.timeouts, settings.unstreamed, diagnostics);
 }
 
-/// A part that may take longer than the whole never ends a call, which whoever wrote it expects.
-fn whole_is_longest(
+/// Reports timeouts longer than `total`, which would never take effect.
+fn check_total_is_longest(
     section: &Section<'_>,
-    (timeouts, unstreamed): (Timeouts, Duration),
-    notes: &mut Diagnostics,
+    timeouts: Timeouts,
+    unstreamed: Duration,
+    diagnostics: &mut Diagnostics,
 ) {
     let Timeouts { connect, first_byte, between_bytes, total } = timeouts;
     for (key, part) in [
@@ -121,7 +122,7 @@ fn whole_is_longest(
         if part > total && section.node(key).is_some() {
             let message = format!("`{key}` is longer than `total`, so it never takes effect");
             let problem = Problem::new(ProblemKind::Unreachable, section.at(key), message);
-            notes.problems.push(problem.cure("make it shorter than `total`"));
+            diagnostics.problems.push(problem.cure("make it shorter than `total`"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where events come from besides the engines themselves.
+//! `event_sources`: sources of cache events other than the engines themselves.
 
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
@@ -10,54 +10,54 @@ use crate::section::{Section, maps};
 /// A source of events for several pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventSourceConfig {
-    /// What pods call it.
+    /// Its name, which pods use in `events`.
     pub name: String,
-    /// What it is.
+    /// Its kind and address.
     pub kind: SourceKind,
 }
 
-/// What a source of events is.
+/// The kind of an event source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SourceKind {
     /// Sidecars post to the events listener.
     Push {
-        /// What their posts mean.
+        /// Whether their posts are numbered.
         semantics: Semantics,
     },
-    /// A JetStream stream that relays fill.
+    /// A JetStream stream that relays publish to.
     Nats {
         /// The server.
         url: String,
         /// The stream.
         stream: String,
     },
-    /// A Kafka topic that relays fill.
+    /// A Kafka topic that relays publish to.
     Kafka {
-        /// The brokers: `host:port`, with commas between them.
+        /// The brokers: `host:port`, separated by commas.
         brokers: String,
         /// The topic.
         topic: String,
     },
-    /// Redis streams that relays fill.
+    /// Redis streams that relays publish to.
     Redis {
         /// The server.
         url: String,
-        /// What the streams' names begin with.
+        /// The prefix of the streams' names.
         stream: String,
     },
 }
 
-/// What a source's events mean.
+/// The meaning of a source's events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Semantics {
-    /// Numbered without a gap, and copies are counted.
+    /// Numbered without gaps; copies of a block are counted.
     Sequenced,
-    /// A block is there or not.
+    /// A block is present or not; copies are not counted.
     Set,
 }
 
 impl EventSourceConfig {
-    /// What its events mean.
+    /// The meaning of its events.
     #[must_use]
     pub const fn semantics(&self) -> Semantics {
         match self.kind {
@@ -81,13 +81,14 @@ pub(crate) const SOURCE: &[Parameter] = &[
 pub(crate) fn sources(
     root: &Node,
     listen: &Listen,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<EventSourceConfig> {
-    let (mut sources, mut names) = (Vec::new(), Vec::new());
-    for entry in maps(root, "event_sources", &mut notes.problems) {
-        let section = Section::read(entry, SOURCE, &[], &mut notes.problems);
+    let mut sources = Vec::new();
+    let mut names = Vec::new();
+    for entry in maps(root, "event_sources", &mut diagnostics.problems) {
+        let section = Section::read(entry, SOURCE, &[], &mut diagnostics.problems);
         let name: String = section.or("name", String::new());
-        notes.only_once(&mut names, "event source", &name, section.at("name"));
+        diagnostics.check_unique(&mut names, "event source", &name, section.at("name"));
         let Some(kind) = section.maybe::<&'static str>("kind") else { continue };
         let stream = section.or("stream", String::new());
         let kind = match kind {
@@ -98,7 +99,9 @@ pub(crate) fn sources(
                         section.at("kind"),
                         "a `push` source needs `listen.events`, which is not set",
                     );
-                    notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
+                    diagnostics
+                        .problems
+                        .push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
                 }
                 let semantics = if section.or("numbered", false) {
                     Semantics::Sequenced
@@ -109,23 +112,23 @@ pub(crate) fn sources(
             }
             "nats" => {
                 if !cfg!(feature = "nats") {
-                    not_built_in(&section, "nats", notes);
+                    not_built_in(&section, "nats", diagnostics);
                 }
-                SourceKind::Nats { url: url(&section, "nats", notes), stream }
+                SourceKind::Nats { url: url(&section, "nats", diagnostics), stream }
             }
             "kafka" => {
                 if !cfg!(feature = "kafka") {
-                    not_built_in(&section, "kafka", notes);
+                    not_built_in(&section, "kafka", diagnostics);
                 }
-                let url = url(&section, "kafka", notes);
+                let url = url(&section, "kafka", diagnostics);
                 let brokers = url.trim_start_matches("kafka://").to_owned();
                 SourceKind::Kafka { brokers, topic: stream }
             }
             _ => {
                 if !cfg!(feature = "redis") {
-                    not_built_in(&section, "redis", notes);
+                    not_built_in(&section, "redis", diagnostics);
                 }
-                SourceKind::Redis { url: url(&section, "redis", notes), stream }
+                SourceKind::Redis { url: url(&section, "redis", diagnostics), stream }
             }
         };
         sources.push(EventSourceConfig { name, kind });
@@ -133,26 +136,26 @@ pub(crate) fn sources(
     sources
 }
 
-/// Brokers are for fleets of routers; most builds do without their clients.
-fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Diagnostics) {
+/// Reports a broker whose client is not compiled in.
+fn not_built_in(section: &Section<'_>, kind: &str, diagnostics: &mut Diagnostics) {
     let message = format!("this build has no support for `{kind}`");
     let problem = Problem::new(ProblemKind::MissingDependency, section.at("kind"), message);
-    notes.problems.push(problem.cure(format!("build it with `--features {kind}`")));
+    diagnostics.problems.push(problem.cure(format!("build it with `--features {kind}`")));
 }
 
-fn url(section: &Section<'_>, scheme: &str, notes: &mut Diagnostics) -> String {
+fn url(section: &Section<'_>, scheme: &str, diagnostics: &mut Diagnostics) -> String {
     let example = format!("give `url: {scheme}://host:port`");
     let Some(url) = section.maybe::<String>("url") else {
         let message = format!("a `{scheme}` source needs `url`, which is not set");
-        notes.problems.push(
+        diagnostics.problems.push(
             Problem::new(ProblemKind::MissingParameter, section.span(), message).cure(example),
         );
         return String::new();
     };
     if !url.starts_with(&format!("{scheme}://")) {
-        notes.shown_address(&url, section.at("url"));
+        diagnostics.shown_address(&url, section.at("url"));
         let message = format!("`url` of a `{scheme}` source does not start with `{scheme}://`");
-        notes.problems.push(
+        diagnostics.problems.push(
             Problem::new(ProblemKind::BadParameter, section.at("url"), message).cure(example),
         );
     }

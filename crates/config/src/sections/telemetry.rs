@@ -1,4 +1,4 @@
-//! `telemetry`: where traces go.
+//! `telemetry`: the collector that traces are exported to.
 
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Takes};
@@ -15,16 +15,16 @@ pub(crate) const TELEMETRY: &[Parameter] = &[
     Parameter::with_default("service", Takes::Text, "wornpath", "Service name in traces."),
 ];
 
-pub(crate) fn telemetry(root: &Node, notes: &mut Diagnostics) -> Option<TelemetrySettings> {
+pub(crate) fn telemetry(root: &Node, diagnostics: &mut Diagnostics) -> Option<TelemetrySettings> {
     let node = root.get("telemetry")?;
-    let name = ("telemetry", node.span);
-    let section = Section::of(Some(node), name, TELEMETRY, &mut notes.problems);
+    let section =
+        Section::of(Some(node), "telemetry", node.span, TELEMETRY, &mut diagnostics.problems);
     let otlp: String = section.maybe("otlp")?;
     if let Err(problem) = authority(&otlp) {
         let span = section.at("otlp");
-        let shown = notes.shown_address(&otlp, span);
+        let shown = diagnostics.shown_address(&otlp, span);
         let problem = refused("telemetry", "otlp", shown, span, &problem);
-        notes.problems.push(problem.cure("write `http://host:4318`"));
+        diagnostics.problems.push(problem.cure("write `http://host:4318`"));
     }
     Some(TelemetrySettings {
         otlp: otlp.trim_end_matches('/').to_owned(),
