@@ -81,7 +81,7 @@ pub(crate) const TOP: &[Parameter] = &[
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: responses carry `x-wornpath-pod` and the reason for the choice."),
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods receive the client's `authorization` header, unless they have a `key_file`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "Time without cache events after which the index entries of a pod count less; after twice that time they count for nothing."),
-    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions per second that are recorded in full, with every candidate and score, for `/decisions` of the admin API; 0 disables recording."),
+    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions per second that are recorded in full, with every candidate and score, for `/decisions` of the admin plane; 0 disables recording."),
     Parameter::optional("workers", Takes::Whole(1, 1024), "Worker threads for client connections; by default one per core."),
 ];
 

@@ -19,7 +19,7 @@ Generated from the code by a test; do not edit. A commented example: [wornpath.e
 `wornpath check wornpath.yaml` lists every problem of a configuration with its position and its cure;
 `wornpath serve -c wornpath.yaml` runs it. Relative paths start at the file's folder. The file contains no secrets:
 API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), and the cell's secret is in a separate
-file. The configuration is reloaded on SIGHUP, when the file changes, and on request of the admin API; a file with a
+file. The configuration is reloaded on SIGHUP, when the file changes, and on request of the admin plane; a file with a
 problem changes nothing. An option of `wornpath serve` overrides the file ([which option overrides what](operations.md#changing-the-configuration)).
 ";
 

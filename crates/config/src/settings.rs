@@ -19,7 +19,7 @@ use wornpath_routing::{Name, PodFacts, Tokenize};
 pub struct Settings {
     /// Address of the client API.
     pub client: SocketAddr,
-    /// Address of the admin API, if enabled.
+    /// Address of the admin plane, if enabled.
     pub admin: Option<SocketAddr>,
     /// Digest of the admin token; optional on a loopback address.
     pub admin_token: Option<KeyDigest>,
@@ -129,7 +129,7 @@ impl Default for Settings {
 pub struct Listeners {
     /// The client API.
     pub client: Option<ListenerTls>,
-    /// The admin API.
+    /// The admin plane.
     pub admin: Option<ListenerTls>,
     /// The listener for pushed events.
     pub events: Option<ListenerTls>,
