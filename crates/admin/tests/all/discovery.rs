@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::around::{World, folder};
+use crate::fixture::{TestRouter, folder};
 use wornpath_routing::Health;
 use wornpath_sim::EngineProfile;
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
@@ -17,35 +17,35 @@ fn anywhere() -> Addresses {
 }
 
 #[test]
-fn pods_come_and_go_with_a_file_and_a_bad_file_changes_nothing() {
+fn pods_follow_a_discovery_file_and_an_invalid_file_changes_nothing() {
     let folder = folder("with_a_file");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     let text = "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:2\", name: a}]\n").unwrap();
-    let world = World::start(&path);
-    world.until("a has come", |world| world.pods() == ["listed", "a"]);
+    let router = TestRouter::start(&path);
+    router.until("a has come", |router| router.pods() == ["listed", "a"]);
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:3\", nam: b}]\n").unwrap();
     // Six looks at it.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.pods(), ["listed", "a"], "a bad file changes nothing");
+    assert_eq!(router.pods(), ["listed", "a"], "a bad file changes nothing");
     fs::write(&pods, "pods:\n  - {url: \"http://127.0.0.1:3\", name: b}\n  - {url: \"http://127.0.0.1:1\", name: c}\n").unwrap();
-    world.until("b has come and a has gone", |world| world.pods() == ["listed", "b"]);
+    router.until("b has come and a has gone", |router| router.pods() == ["listed", "b"]);
     fs::write(&path, format!("{text}reveal: pod\n")).unwrap();
-    world.around.running.reload().unwrap();
+    router.services.running.reload().unwrap();
     assert_eq!(
-        world.pods(),
+        router.pods(),
         ["listed", "b"],
         "what was found stays when the configuration is read again"
     );
     fs::write(&path, "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\n").unwrap();
-    world.around.running.reload().unwrap();
-    world.until("nobody looks for pods any more", |world| world.pods() == ["listed"]);
+    router.services.running.reload().unwrap();
+    router.until("nobody looks for pods any more", |router| router.pods() == ["listed"]);
 }
 
 /// Names and ports of the pods that are there, in order.
-fn ports(world: &World) -> Vec<String> {
-    let snapshot = world.gateway.snapshot();
+fn ports(router: &TestRouter) -> Vec<String> {
+    let snapshot = router.gateway.snapshot();
     let port = |url: &str| url.rsplit(':').next().unwrap().to_owned();
     let mut pods: Vec<_> = snapshot
         .entries()
@@ -70,93 +70,93 @@ fn pods_take_over_each_others_addresses() {
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
-    let world = World::start(&path);
-    world.until("both have come", |world| ports(world) == ["b@2", "c@3"]);
+    let router = TestRouter::start(&path);
+    router.until("both have come", |router| ports(router) == ["b@2", "c@3"]);
     fs::write(&pods, list(&[("b", 3), ("c", 40)])).unwrap();
-    world.until("b is where c was", |world| ports(world) == ["b@3", "c@40"]);
+    router.until("b is where c was", |router| ports(router) == ["b@3", "c@40"]);
     fs::write(&pods, list(&[("b", 40), ("c", 3)])).unwrap();
-    world.until("they have swapped", |world| ports(world) == ["b@40", "c@3"]);
+    router.until("they have swapped", |router| ports(router) == ["b@40", "c@3"]);
 }
 
 #[test]
-fn a_drained_pod_of_which_something_else_is_said_stays_drained() {
+fn a_drained_pod_whose_entry_changes_stays_drained() {
     let folder = folder("stays_drained");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
-    let world = World::start(&path);
-    let health = |world: &World, name: &str| {
-        world.gateway.snapshot().named(name).map(|entry| entry.pod.vitals().health())
+    let router = TestRouter::start(&path);
+    let health = |router: &TestRouter, name: &str| {
+        router.gateway.snapshot().named(name).map(|entry| entry.pod.vitals().health())
     };
-    world.until("it has come", |world| ports(world) == ["a@1"]);
-    assert!(world.gateway.pods().drain_pod("a"));
+    router.until("it has come", |router| ports(router) == ["a@1"]);
+    assert!(router.gateway.pods().drain_pod("a"));
     fs::write(&pods, list(&[("b", 1)])).unwrap();
-    world.until("it is called otherwise", |world| ports(world) == ["b@1"]);
-    assert_eq!(health(&world, "b"), Some(Health::Draining));
+    router.until("it is called otherwise", |router| ports(router) == ["b@1"]);
+    assert_eq!(health(&router, "b"), Some(Health::Draining));
     fs::write(&pods, list(&[("b", 2)])).unwrap();
-    world.until("it is another one", |world| ports(world) == ["b@2"]);
-    assert_eq!(health(&world, "b"), Some(Health::Down));
+    router.until("it is another one", |router| ports(router) == ["b@2"]);
+    assert_eq!(health(&router, "b"), Some(Health::Down));
 }
 
 #[test]
-fn who_an_operator_put_in_the_place_of_a_listed_pod_stays_there() {
+fn a_pod_that_an_operator_added_in_place_of_a_listed_one_stays() {
     let folder = folder("put_in_place");
     let path = folder.join("wornpath.yaml");
     let listen = "listen: {admin: \"127.0.0.1:0\"}\n";
     fs::write(&path, format!("{listen}{}", list(&[("a", 1)]))).unwrap();
-    let world = World::start(&path);
-    assert_eq!(world.ask("DELETE", "/pods/a", "").0, 200);
+    let router = TestRouter::start(&path);
+    assert_eq!(router.ask("DELETE", "/pods/a", "").0, 200);
     let operators = r#"{"url": "http://127.0.0.1:2", "name": "a"}"#;
-    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    assert_eq!(router.ask("POST", "/pods", operators).0, 200);
     for more in ["", "reveal: pod\n"] {
         fs::write(&path, format!("{listen}{more}{}", list(&[("a", 1)]))).unwrap();
-        world.around.running.reload().unwrap();
-        assert_eq!(ports(&world), ["a@2"]);
+        router.services.running.reload().unwrap();
+        assert_eq!(ports(&router), ["a@2"]);
     }
     fs::write(&path, format!("{listen}{}", list(&[("a", 3)]))).unwrap();
-    world.around.running.reload().unwrap();
-    assert_eq!(ports(&world), ["a@3"], "there is news of it");
+    router.services.running.reload().unwrap();
+    assert_eq!(ports(&router), ["a@3"], "there is news of it");
 }
 
 #[test]
-fn a_pod_that_could_not_come_comes_as_soon_as_it_can() {
+fn a_pod_that_could_not_be_added_is_added_as_soon_as_possible() {
     let folder = folder("as_soon_as_it_can");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     let text = "listen: {admin: \"127.0.0.1:0\"}\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
-    let world = World::start(&path);
-    world.until("a has come", |world| ports(world) == ["a@1"]);
+    let router = TestRouter::start(&path);
+    router.until("a has come", |router| ports(router) == ["a@1"]);
     let operators = r#"{"url": "http://127.0.0.1:2", "name": "mine"}"#;
-    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    assert_eq!(router.ask("POST", "/pods", operators).0, 200);
     fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
-    world.until("c has come, b has not", |world| ports(world) == ["c@3", "mine@2"]);
-    assert_eq!(world.ask("DELETE", "/pods/mine", "").0, 200);
-    world.until("b has come", |world| ports(world) == ["b@2", "c@3"]);
-    assert_eq!(world.ask("DELETE", "/pods/b", "").0, 200);
+    router.until("c has come, b has not", |router| ports(router) == ["c@3", "mine@2"]);
+    assert_eq!(router.ask("DELETE", "/pods/mine", "").0, 200);
+    router.until("b has come", |router| ports(router) == ["b@2", "c@3"]);
+    assert_eq!(router.ask("DELETE", "/pods/b", "").0, 200);
     // Six looks at it.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&world), ["c@3"], "what an operator removed stays away");
+    assert_eq!(ports(&router), ["c@3"], "what an operator removed stays away");
 }
 
 #[test]
-fn a_file_is_read_again_by_a_new_configuration_and_at_once() {
+fn a_new_configuration_reads_the_discovery_file_at_once() {
     let folder = folder("read_again");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     // Nobody waits for the next look.
     let text = "discovery: [{file: pods.yaml, every: 1h}]\nmodels: [{name: m}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:1\", name: a, model: new}]\n").unwrap();
-    let world = World::start(&path);
+    let router = TestRouter::start(&path);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&world), Vec::<String>::new(), "nobody knows its model");
+    assert_eq!(ports(&router), Vec::<String>::new(), "nobody knows its model");
     fs::write(&path, text.replace("[{name: m}]", "[{name: m}, {name: new}]")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("its model is known", |world| ports(world) == ["a@1"]);
+    router.services.running.reload().unwrap();
+    router.until("its model is known", |router| ports(router) == ["a@1"]);
 }
 
 #[test]
-fn pods_stay_as_long_as_any_finder_finds_them() {
+fn pods_stay_while_any_discovery_source_lists_them() {
     let folder = folder("any_finder");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
     let text =
@@ -165,30 +165,30 @@ fn pods_stay_as_long_as_any_finder_finds_them() {
     fs::write(&pods, list(&[("a", 1), ("b", 2)])).unwrap();
     fs::write(folder.join("others.yaml"), list(&[("c", 3)])).unwrap();
     fs::write(folder.join("moved.yaml"), list(&[("a", 1), ("b", 20)])).unwrap();
-    let world = World::start(&path);
-    world.until("a and b have come", |world| ports(world) == ["a@1", "b@2"]);
+    let router = TestRouter::start(&path);
+    router.until("a and b have come", |router| ports(router) == ["a@1", "b@2"]);
     // A pod that came anew would have another place in the index.
-    let id = |name: &str| world.gateway.snapshot().named(name).map(|entry| entry.pod.id());
+    let id = |name: &str| router.gateway.snapshot().named(name).map(|entry| entry.pod.id());
     let (a, b) = (id("a"), id("b"));
     for finders in [
         "{file: pods.yaml, every: 60ms}",
         "{file: others.yaml, every: 50ms}, {file: pods.yaml, every: 60ms}",
     ] {
         fs::write(&path, text(finders)).unwrap();
-        world.around.running.reload().unwrap();
+        router.services.running.reload().unwrap();
         for _ in 0..30 {
             assert_eq!((id("a"), id("b")), (a, b), "{finders}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    world.until("c was found too", |world| ports(world) == ["a@1", "b@2", "c@3"]);
+    router.until("c was found too", |router| ports(router) == ["a@1", "b@2", "c@3"]);
     fs::write(&path, text("{file: moved.yaml, every: 50ms}")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("b has moved and c is not found", |world| ports(world) == ["a@1", "b@20"]);
+    router.services.running.reload().unwrap();
+    router.until("b has moved and c is not found", |router| ports(router) == ["a@1", "b@20"]);
     assert_eq!(id("a"), a, "another finder finds it as it was");
     fs::write(&path, text("{file: nowhere.yaml, every: 50ms}")).unwrap();
-    world.around.running.reload().unwrap();
-    world.until("nobody finds any", |world| ports(world).is_empty());
+    router.services.running.reload().unwrap();
+    router.until("nobody finds any", |router| ports(router).is_empty());
 }
 
 #[test]
@@ -196,16 +196,16 @@ fn every_address_of_a_name_is_a_pod() {
     let path = folder("with_a_name").join("wornpath.yaml");
     fs::write(&path, "discovery: [{dns: localhost, port: 7, every: 50ms, labels: {from: dns}}]\n")
         .unwrap();
-    let world = World::start(&path);
-    world.until("localhost is a pod", |world| world.pods().contains(&"127.0.0.1:7".to_owned()));
-    let snapshot = world.gateway.snapshot();
+    let router = TestRouter::start(&path);
+    router.until("localhost is a pod", |router| router.pods().contains(&"127.0.0.1:7".to_owned()));
+    let snapshot = router.gateway.snapshot();
     let pod = snapshot.named("127.0.0.1:7").unwrap();
     assert_eq!(pod.settings.url, "http://127.0.0.1:7");
     assert_eq!(pod.pod.facts().label(&"from".into()), Some(&"dns".into()));
 }
 
 #[test]
-fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
+fn engine_metrics_reach_decisions_and_missing_metrics_change_nothing() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let options = EngineOptions {
@@ -216,7 +216,7 @@ fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
     let http = engine.addresses().http;
     let path = folder("figures").join("wornpath.yaml");
     fs::write(&path, format!("pods: [{{url: \"http://{http}\", name: a}}]\n")).unwrap();
-    let world = World::start(&path);
+    let router = TestRouter::start(&path);
     // An engine at a hundredth of its speed works on this until it is crashed.
     let body = format!("{{\"prompt\": \"{}\", \"max_tokens\": 5000}}", "word ".repeat(4000));
     let mut client = TcpStream::connect(http).unwrap();
@@ -225,14 +225,14 @@ fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
         body.len()
     );
     client.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    let vitals = Arc::clone(world.gateway.snapshot().fleet().pods()[0].vitals());
-    world.until("the engine's cache is in use", |_| vitals.kv_usage() > 0.0);
+    let vitals = Arc::clone(router.gateway.snapshot().fleet().pods()[0].vitals());
+    router.until("the engine's cache is in use", |_| vitals.kv_usage() > 0.0);
     vitals.set_health(Health::Up);
     let before = vitals.kv_usage();
     runtime.block_on(engine.crash());
-    world.until("a reading was missed", |world| {
+    router.until("a reading was missed", |router| {
         let page =
-            wornpath_gateway::http::metrics_page::page(&world.gateway, &world.around.metrics);
+            wornpath_gateway::http::metrics_page::page(&router.gateway, &router.services.metrics);
         let missed = "wornpath_scrapes_total{pod=\"a\",result=\"missed\"} ";
         page.lines().any(|line| line.strip_prefix(missed).is_some_and(|count| count != "0"))
     });

@@ -2,6 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod admin;
-mod around;
 mod discovery;
+mod fixture;
 mod metrics;

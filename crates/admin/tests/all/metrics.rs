@@ -1,12 +1,12 @@
-//! The page of metrics, and the page about it.
+//! The metrics page and its reference.
 //!
-//! `UPDATE=1 cargo test -p wornpath-admin` writes docs/metrics.md anew.
+//! `UPDATE=1 cargo test -p wornpath-admin` rewrites docs/metrics.md.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::around::{World, folder};
+use crate::fixture::{TestRouter, folder};
 use wornpath_gateway::http::metrics_page::page;
 use wornpath_gateway::observe::metrics::{FAMILIES, reference};
 use wornpath_gateway::{Api, RequestEnd, RequestSummary, SummaryObserver, Usage};
@@ -30,10 +30,10 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
     let path = folder("page").join("wornpath.yaml");
     let text = "pods: [{url: \"http://127.0.0.1:1\", name: a}]\n";
     fs::write(&path, text).unwrap();
-    let world = World::start(&path);
-    let snapshot = world.gateway.snapshot();
+    let router = TestRouter::start(&path);
+    let snapshot = router.gateway.snapshot();
     let pod = &snapshot.fleet().pods()[0];
-    world.around.metrics.ended(&RequestSummary {
+    router.services.metrics.ended(&RequestSummary {
         profile: "p".into(),
         model: "m".into(),
         pod: Some((pod.id(), pod.facts().name.clone())),
@@ -45,13 +45,13 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
         ..RequestSummary::new("r", Api::CHAT)
     });
-    let page = page(&world.gateway, &world.around.metrics);
-    let mut told: Vec<_> =
+    let page = page(&router.gateway, &router.services.metrics);
+    let mut shown: Vec<_> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let mut declared: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
-    told.sort_unstable();
+    shown.sort_unstable();
     declared.sort_unstable();
-    assert_eq!(told, declared);
+    assert_eq!(shown, declared);
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (series, value) = line.rsplit_once(' ').unwrap();
         assert!(value.parse::<f64>().is_ok(), "{line}");

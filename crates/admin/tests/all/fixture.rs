@@ -1,4 +1,4 @@
-//! A gateway with everything around it, in this process, and a small HTTP client.
+//! A gateway with its services in this process, and a small HTTP client.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use wornpath_admin::{AdminContext, Logging, Setup, start};
 use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::Gateway;
 
-/// A folder of this test alone, empty.
+/// An empty folder for one test.
 pub(crate) fn folder(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = std::fs::remove_dir_all(&folder);
@@ -20,10 +20,10 @@ pub(crate) fn folder(test: &str) -> PathBuf {
     folder
 }
 
-/// A gateway that runs until it is dropped.
-pub(crate) struct World {
+/// A router that runs until it is dropped.
+pub(crate) struct TestRouter {
     pub(crate) gateway: Arc<Gateway>,
-    pub(crate) around: AdminContext,
+    pub(crate) services: AdminContext,
     /// Last, since everything runs on it.
     pub(crate) runtime: Runtime,
 }
@@ -37,15 +37,15 @@ impl Logging for Levels {
 
     fn set_level(&self, level: &str) -> Result<(), String> {
         if !["error", "warn", "info", "debug", "trace"].contains(&level) {
-            return Err(format!("`{level}` is no level"));
+            return Err(format!("unknown level `{level}`"));
         }
         level.clone_into(&mut self.0.lock().unwrap());
         Ok(())
     }
 }
 
-impl World {
-    /// Started with the configuration at `path`.
+impl TestRouter {
+    /// Starts with the configuration at `path`.
     pub(crate) fn start(path: &Path) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -58,31 +58,31 @@ impl World {
         let gateway = Gateway::new(settings, runtime.handle().clone(), 7).unwrap();
         let logging = Box::new(Levels(Mutex::new("info".to_owned())));
         let setup = Setup { path: Some(path.to_owned()), config, tokenizers, logging };
-        let around = start(&gateway, setup).unwrap();
-        Self { gateway, around, runtime }
+        let services = start(&gateway, setup).unwrap();
+        Self { gateway, services, runtime }
     }
 
     pub(crate) fn admin(&self) -> SocketAddr {
-        self.around.admin.unwrap()
+        self.services.admin.unwrap()
     }
 
-    /// Asks the admin plane.
+    /// Sends a request to the admin plane.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let (status, text) = call(self.admin(), method, path, &[], body);
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
-    /// The names of the pods that are there.
+    /// The names of all pods.
     pub(crate) fn pods(&self) -> Vec<String> {
         let snapshot = self.gateway.snapshot();
         snapshot.entries().iter().map(|entry| entry.pod.facts().name.to_string()).collect()
     }
 
-    /// Waits until something is so.
-    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    /// Polls until a condition holds.
+    pub(crate) fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         self.runtime.block_on(async {
             for _ in 0..600 {
-                if is_so(self) {
+                if condition(self) {
                     return;
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(25)).await;
@@ -92,7 +92,7 @@ impl World {
     }
 }
 
-/// One HTTP request on a connection of its own.
+/// Sends one HTTP request on a new connection.
 pub(crate) fn call(
     address: SocketAddr,
     method: &str,
