@@ -1,11 +1,11 @@
-//! Access to the admin plane: on loopback every process of this machine, elsewhere clients with the token or a
-//! trusted client certificate.
+//! Access to the admin plane: on loopback every process of this machine, elsewhere clients with the
+//! token or a trusted client certificate.
 //!
 //! A browser sends requests for pages of other sites too, from this machine and with the operator's
-//! certificate. So whatever the kind of access, a request that a page of another origin made is refused, and
-//! without a token or TLS one whose `Host` is a name that an attacker may have pointed at this machine
-//! (DNS rebinding; with TLS the browser has compared the name with our certificate). A token needs neither:
-//! no page of another origin has it.
+//! certificate. So whatever the kind of access, a request that a page of another origin made is
+//! refused, and without a token or TLS one whose `Host` is a name that an attacker may have pointed
+//! at this machine (DNS rebinding; with TLS the browser has compared the name with our
+//! certificate). A token needs neither: no page of another origin has it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -86,7 +86,8 @@ impl AdminAccess {
 }
 
 /// Whether a page made the request that this listener did not serve. Browsers write these headers
-/// themselves; `Sec-Fetch-Site` also comes with the requests that have no `Origin`, such as of images.
+/// themselves; `Sec-Fetch-Site` also comes with the requests that have no `Origin`, such as of
+/// images.
 fn is_from_another_page(headers: &HeaderMap) -> bool {
     let fetch = |name| headers.get(name).map(|value| value.as_bytes());
     let site = fetch("sec-fetch-site").unwrap_or(b"none");

@@ -1,8 +1,8 @@
 //! Streams a snapshot every second to all viewers.
 //!
-//! A snapshot is computed once for all viewers, and only while there are any: the first viewer starts
-//! the task, and it ends after the last one disconnects. A slow viewer misses snapshots and delays no
-//! other.
+//! A snapshot is computed once for all viewers, and only while there are any: the first viewer
+//! starts the task, and it ends after the last one disconnects. A slow viewer misses snapshots and
+//! delays no other.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

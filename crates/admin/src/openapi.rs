@@ -1,8 +1,8 @@
 //! The OpenAPI description of the admin plane, generated from the routes.
 //!
 //! The schemas of responses are in `schemas.json`, in a short form: `"string"` is a type, `"Pod"`
-//! another entry, `"up|down"` an enum, `["string"]` a list, `{"*": "string"}` a map. A type that ends
-//! with `?` may be null, and a field whose name ends with `?` may be absent.
+//! another entry, `"up|down"` an enum, `["string"]` a list, `{"*": "string"}` a map. A type that
+//! ends with `?` may be null, and a field whose name ends with `?` may be absent.
 
 use serde_json::{Map, Value, json};
 

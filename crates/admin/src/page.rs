@@ -1,7 +1,7 @@
 //! The dashboard: static files in the binary, and their security headers.
 //!
-//! The page connects only to this listener, runs only its scripts, and cannot be framed. It contains no
-//! secret, so it is served without a token; every request that it then makes needs one.
+//! The page connects only to this listener, runs only its scripts, and cannot be framed. It
+//! contains no secret, so it is served without a token; every request that it then makes needs one.
 
 use hyper::HeaderMap;
 use hyper::header::{

@@ -163,7 +163,8 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
     })
 }
 
-/// Block size of the index and of the engine, and their mismatch; `None` if the model is not listed.
+/// Block size of the index and of the engine, and their mismatch; `None` if the model is not
+/// listed.
 fn block_size_shown(running: &RunningConfig, entry: &PodEntry) -> Option<Value> {
     let settings = running.pods().settings();
     let snapshot = running.pods().snapshot();

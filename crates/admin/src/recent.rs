@@ -17,8 +17,8 @@ use wornpath_gateway::observe::summary::{RequestSummary, SummaryObserver};
 /// Capacity of each ring.
 const CAPACITY: usize = 256;
 
-/// The last requests. Those with a recorded decision have a ring of their own: they are few, and the
-/// others would overwrite them within a second.
+/// The last requests. Those with a recorded decision have a ring of their own: they are few, and
+/// the others would overwrite them within a second.
 #[derive(Default)]
 pub struct RecentDecisions {
     all: DecisionRing,

@@ -1,5 +1,5 @@
-//! The endpoints of the admin plane, as a table that is served and from which the OpenAPI description
-//! is generated.
+//! The endpoints of the admin plane, as a table that is served and from which the OpenAPI
+//! description is generated.
 
 use hyper::Method;
 use serde_json::Value;

@@ -128,8 +128,8 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
     }))
 }
 
-/// Refuses bodies of another content type than the route reads: a form of any web page can post to any
-/// address.
+/// Refuses bodies of another content type than the route reads: a form of any web page can post to
+/// any address.
 fn check_content_type(headers: &HeaderMap, route: &AdminRoute) -> Result<(), AdminError> {
     let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let found = String::from_utf8_lossy(found.as_bytes());

@@ -1,4 +1,5 @@
-//! Starts the services of a gateway: metrics, the admin plane, discovery, event sources, engine scrapes.
+//! Starts the services of a gateway: metrics, the admin plane, discovery, event sources, engine
+//! scrapes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -90,8 +91,8 @@ impl StartError {
     }
 }
 
-/// Starts the services on the gateway's background event loop. Call it before the first request, and
-/// not from within an event loop.
+/// Starts the services on the gateway's background event loop. Call it before the first request,
+/// and not from within an event loop.
 ///
 /// # Errors
 /// If a service cannot start.

@@ -22,8 +22,8 @@ pub(crate) const MAX_RUNNING: usize = 4;
 pub(crate) const UPLOADS: usize = 64;
 /// Maximum concurrent downloads: each has a chunk in memory.
 pub(crate) const DOWNLOADS: usize = 256;
-/// Maximum inputs that are read for plans and retries at the same time: each takes a blocking thread
-/// that clients' long prompts need as well.
+/// Maximum inputs that are read for plans and retries at the same time: each takes a blocking
+/// thread that clients' long prompts need as well.
 pub(crate) const READERS: usize = 2;
 
 /// The batch service.
@@ -66,8 +66,8 @@ impl Batches {
         MAX_RUNNING - self.run_slots.available_permits()
     }
 
-    /// A permit to read an input for a plan or a retry. The reader holds it until it is done, even if
-    /// the client has disconnected.
+    /// A permit to read an input for a plan or a retry. The reader holds it until it is done, even
+    /// if the client has disconnected.
     pub(crate) async fn acquire_reader(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.readers).acquire_owned().await.ok()
     }

@@ -1,8 +1,8 @@
 //! The pods that a batch is planned for: those that are up when the plan is made.
 //!
-//! When a pod goes down, the others take over its work; when it returns, it rejoins the same plan. A
-//! new pod, which includes the replacement of an old one, has no part in the plan: so after a while
-//! the rest of the batch is planned again.
+//! When a pod goes down, the others take over its work; when it returns, it rejoins the same plan.
+//! A new pod, which includes the replacement of an old one, has no part in the plan: so after a
+//! while the rest of the batch is planned again.
 
 use crate::batches::Batches;
 use crate::engines::{PlannedPod, PlannedPods};

@@ -1,6 +1,7 @@
 //! The plan of a batch for clients: shared prefixes, saved tokens, and the requests of each pod.
 //!
-//! It is computed from the input at every request, for the pods that are up: both determine the plan.
+//! It is computed from the input at every request, for the pods that are up: both determine the
+//! plan.
 
 use crate::batches::Batches;
 use crate::error::BatchError;

@@ -1,5 +1,5 @@
-//! Finalizes a batch: error records for lines that were not executed, the result files, and the final
-//! status.
+//! Finalizes a batch: error records for lines that were not executed, the result files, and the
+//! final status.
 
 use crate::batches::Batches;
 use crate::file_reader::StoredLines;

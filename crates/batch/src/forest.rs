@@ -1,5 +1,5 @@
-//! The prefix forest of a plan, reduced for display: the segment of each pod, and the groups of requests
-//! whose common prefix saves the most tokens, nested.
+//! The prefix forest of a plan, reduced for display: the segment of each pod, and the groups of
+//! requests whose common prefix saves the most tokens, nested.
 //!
 //! Groups follow the planned order, so a prefix that two pods compute appears twice.
 
@@ -10,8 +10,8 @@ use wornpath_planner::{GroupId, JobId, Plan, PromptGroups, Queue};
 /// Maximum number of groups: more than a screen can show.
 const MOST: usize = 96;
 
-/// The positions of each pod's requests and of each group in the planned order, with shared and saved
-/// tokens. `line` returns the input line of a request.
+/// The positions of each pod's requests and of each group in the planned order, with shared and
+/// saved tokens. `line` returns the input line of a request.
 pub(crate) fn forest_json(
     plan: &Plan,
     queue: &Queue,

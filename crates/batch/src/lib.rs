@@ -1,8 +1,8 @@
 //! OpenAI's Files and Batches APIs, served through the gateway's own pipeline.
 //!
 //! Files and batches are written to a [`Store`] before the client gets a response. Each unfinished
-//! batch has one task ([`task`]) that reads the input, plans it over the pods that are up, and sends
-//! its requests through the same routing and the same queue as online requests, at the lowest
+//! batch has one task ([`task`]) that reads the input, plans it over the pods that are up, and
+//! sends its requests through the same routing and the same queue as online requests, at the lowest
 //! priority and with the planned pod as a hint. The more online requests there are, the fewer batch
 //! requests are in flight.
 #![forbid(unsafe_code)]

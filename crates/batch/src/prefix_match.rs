@@ -1,6 +1,6 @@
-//! Assigns the segments of a plan to the pods that already cache their prefixes: after a restart, or
-//! because online requests or another batch share them. This is only known of pods that publish cache
-//! events, for a model with a tokenizer.
+//! Assigns the segments of a plan to the pods that already cache their prefixes: after a restart,
+//! or because online requests or another batch share them. This is only known of pods that publish
+//! cache events, for a model with a tokenizer.
 
 use wornpath_index::{Depths, Index, PodId};
 use wornpath_planner::{Plan, Queue, match_pods};

@@ -7,8 +7,9 @@ use wornpath_gateway::RouteTable;
 use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_routing::{Profile, ProfileEnv};
 
-/// Routes batch requests to their planned pod, if it is eligible. They wait in the queue, behind all
-/// online requests, until the pod has nearly finished its work and no request waits in its engine.
+/// Routes batch requests to their planned pod, if it is eligible. They wait in the queue, behind
+/// all online requests, until the pod has nearly finished its work and no request waits in its
+/// engine.
 pub const PLANNED: &str = "\
 prepare: [plan_hint, tokenize, block_hash]
 filter: [healthy, model]

@@ -88,8 +88,8 @@ pub(crate) async fn retry(
     Ok(batch)
 }
 
-/// The numbers of the failed lines, from the ids of their records. A record has a `custom_id` only if
-/// its line could be read.
+/// The numbers of the failed lines, from the ids of their records. A record has a `custom_id` only
+/// if its line could be read.
 fn failed_lines(mut errors: impl BufRead) -> std::io::Result<BTreeSet<u32>> {
     let mut lines = BTreeSet::new();
     let mut record = Vec::new();

@@ -92,8 +92,8 @@ fn gateway_name(gateway: &Arc<Gateway>) -> String {
     format!("{:016x}{:016x}", worker.random(), worker.random())
 }
 
-/// Resumes unfinished batches, picks up batches that other gateways created or abandoned, and removes
-/// expired files and batches.
+/// Resumes unfinished batches, picks up batches that other gateways created or abandoned, and
+/// removes expired files and batches.
 async fn maintain(batches: Arc<Batches>) {
     let term = batches.store.term();
     let keep = batches.rules.keep.as_secs();

@@ -1,7 +1,7 @@
 //! Storage quotas, including uploads in progress.
 //!
-//! The store counts a file only once it is complete. So while an owner has uploads in progress, their
-//! bytes are counted here, starting from the store's count when the first of them began.
+//! The store counts a file only once it is complete. So while an owner has uploads in progress,
+//! their bytes are counted here, starting from the store's count when the first of them began.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! The task of a batch: reads the input, plans, runs and finalizes it; and resumes it after a restart.
+//! The task of a batch: reads the input, plans, runs and finalizes it; and resumes it after a
+//! restart.
 
 use crate::batches::Batches;
 use crate::eligible_pods::{pods, wait_until_outdated};
@@ -392,8 +393,8 @@ struct ComputeJob<'a> {
     state: &'a BatchState,
 }
 
-/// Sends the lines without a record, until all have one, the batch expires, or its owner cancels. If
-/// other gateways share the store, it waits for a pod no longer than the lease time.
+/// Sends the lines without a record, until all have one, the batch expires, or its owner cancels.
+/// If other gateways share the store, it waits for a pod no longer than the lease time.
 async fn compute(
     batches: &Arc<Batches>,
     job: ComputeJob<'_>,

@@ -1,5 +1,5 @@
-//! Temporary files for planning batches that do not fit into memory. A file is unlinked as soon as it
-//! is open; one that a crashed gateway left behind is removed at the next start.
+//! Temporary files for planning batches that do not fit into memory. A file is unlinked as soon as
+//! it is open; one that a crashed gateway left behind is removed at the next start.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;

@@ -20,8 +20,8 @@ use wornpath_jobs::{FileEntry, Store, StoreError};
 const MOST_FIELD: usize = 4 << 10;
 /// Chunks that may wait to be written.
 const WAITING: usize = 8;
-/// How long the rest of a refused upload is discarded before the error response: a client may not read
-/// a response before it has sent its body.
+/// How long the rest of a refused upload is discarded before the error response: a client may not
+/// read a response before it has sent its body.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// File content from another task. A missing end is an error, so that no incomplete file is stored.

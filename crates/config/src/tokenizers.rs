@@ -1,5 +1,5 @@
-//! Loads tokenizers from files and caches them, because loading one takes seconds and a reload of the
-//! configuration rarely changes any.
+//! Loads tokenizers from files and caches them, because loading one takes seconds and a reload of
+//! the configuration rarely changes any.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Golden tests of the problems of `wornpath.yaml`: message, position and cure.
 //!
-//! `tests/config/<case>.yaml` has problems, `<case>.txt` is the expected output. After a change of a
-//! message, `UPDATE=1 cargo test -p wornpath-config` rewrites the expected output and the reference
-//! page, for review.
+//! `tests/config/<case>.yaml` has problems, `<case>.txt` is the expected output. After a change of
+//! a message, `UPDATE=1 cargo test -p wornpath-config` rewrites the expected output and the
+//! reference page, for review.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::collections::HashSet;
