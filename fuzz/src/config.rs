@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_config::{Config, Environment, TEXT_PROFILE, shipped};
+use wornpath_config::{Config, Environment, TEXT_PROFILE, builtin_profile};
 use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
@@ -21,7 +21,7 @@ struct AnyFile;
 
 impl Environment for AnyFile {
     fn text(&self, _: &Path) -> io::Result<String> {
-        Ok(shipped(TEXT_PROFILE).unwrap_or_default().to_owned())
+        Ok(builtin_profile(TEXT_PROFILE).unwrap_or_default().to_owned())
     }
 
     fn place(&self, path: &Path) -> Option<PathBuf> {
@@ -93,7 +93,7 @@ pub fn described_fleet(bytes: &[u8]) {
     let models = Arc::clone(&built.models);
     let env = ProfileEnv { models, ..ProfileEnv::default() };
     for name in ["cache-aware", "dynamo", "min-ttft"] {
-        let text = shipped(name).expect("it is shipped");
+        let text = builtin_profile(name).expect("it is built in");
         if let Ok(profile) = Profile::check(name, text, &env) {
             decide(&profile, &built.index, &built.fleet);
         }

@@ -1,11 +1,11 @@
-//! Who may operate: on loopback every process of this machine, elsewhere clients with the token or a
-//! trusted client certificate.
+//! Access to the admin plane: on loopback every process of this machine, elsewhere clients with the
+//! token or a trusted client certificate.
 //!
 //! A browser sends requests for pages of other sites too, from this machine and with the operator's
-//! certificate. So whatever the kind of access, a request that a page of another origin made is refused, and
-//! without a token or TLS one whose `Host` is a name that somebody else may have pointed at this machine
-//! (DNS rebinding; with TLS the browser has compared the name with our certificate). A token needs neither:
-//! no page of another origin has it.
+//! certificate. So whatever the kind of access, a request that a page of another origin made is
+//! refused, and without a token or TLS one whose `Host` is a name that an attacker may have pointed
+//! at this machine (DNS rebinding; with TLS the browser has compared the name with our
+//! certificate). A token needs neither: no page of another origin has it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,25 +17,25 @@ use wornpath_config::tls::ListenerTls;
 
 const SCHEME: &[u8] = b"Bearer ";
 
-/// Who may operate.
+/// How callers of the admin plane are authenticated.
 #[derive(Clone, Copy, Debug)]
 pub enum AdminAccess {
-    /// Who knows the token.
+    /// By a bearer token.
     Token(KeyDigest),
-    /// Whom the listener lets in, having seen a certificate.
+    /// By the client certificate that the listener has verified.
     Certificate,
-    /// Whoever is on this machine.
+    /// Any process on this machine.
     Here,
 }
 
-/// Anybody could operate.
+/// The admin plane would be reachable without authentication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "admin listener {address}: it can be reached from other machines and has no token; set `token_digest` or `tls.client_ca`, or \
+    "admin listener {address}: reachable from other machines without a token; set `token_digest` or `tls.client_ca`, or \
      listen on 127.0.0.1"
 )]
 pub struct AdminAccessError {
-    /// Where it was to listen.
+    /// The address of the listener.
     pub address: SocketAddr,
 }
 
@@ -43,7 +43,7 @@ impl AdminAccess {
     /// For a listener at `address` with a token, certificates, or neither.
     ///
     /// # Errors
-    /// Others can reach it, and it has neither.
+    /// If other machines can reach it, and it has neither.
     pub fn new(
         address: SocketAddr,
         token: Option<KeyDigest>,
@@ -57,12 +57,12 @@ impl AdminAccess {
         }
     }
 
-    /// Whether a browser must be given the page before it can show a token.
+    /// Whether static files must be served without a token, so that the page can ask for it.
     pub(crate) const fn wants_token(&self) -> bool {
         matches!(self, Self::Token(_))
     }
 
-    /// Why a request may not pass, if it may not.
+    /// The reason to refuse a request, if there is one.
     pub(crate) fn refuses(&self, headers: &HeaderMap) -> Option<&'static str> {
         match self {
             Self::Certificate | Self::Here if is_from_another_page(headers) => Some(
@@ -86,11 +86,12 @@ impl AdminAccess {
 }
 
 /// Whether a page made the request that this listener did not serve. Browsers write these headers
-/// themselves; `Sec-Fetch-Site` also comes with the requests that have no `Origin`, such as of images.
+/// themselves; `Sec-Fetch-Site` also comes with the requests that have no `Origin`, such as of
+/// images.
 fn is_from_another_page(headers: &HeaderMap) -> bool {
     let fetch = |name| headers.get(name).map(|value| value.as_bytes());
     let site = fetch("sec-fetch-site").unwrap_or(b"none");
-    // Who follows a link to the dashboard is shown the page, which the other page cannot read.
+    // Following a link to the dashboard is allowed: the linking page cannot read the response.
     let is_link = fetch("sec-fetch-mode") == Some(b"navigate") && !headers.contains_key(ORIGIN);
     let is_other_site = site != b"same-origin" && site != b"none" && !is_link;
     is_other_site || headers.contains_key(ORIGIN) && !is_our_own_page(headers)
@@ -130,7 +131,7 @@ mod tests {
         let (here, anywhere) = ("[::1]:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
         assert!(AdminAccess::new(here, None, None).is_ok());
         let refusal = AdminAccess::new(anywhere, None, None).unwrap_err().to_string();
-        assert!(refusal.starts_with("admin listener 0.0.0.0:1: it can be reached"), "{refusal}");
+        assert!(refusal.starts_with("admin listener 0.0.0.0:1: reachable"), "{refusal}");
         let access = AdminAccess::new(anywhere, Some(KeyDigest::of(b"secret")), None).unwrap();
         let good = headers(&[("authorization", "Bearer secret"), ("origin", "http://tool")]);
         assert_eq!(access.refuses(&good), None);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_people_cannot_operate_through_a_browser_on_this_machine() {
+    fn pages_of_other_origins_are_refused_on_loopback() {
         let access = AdminAccess::new("127.0.0.1:1".parse().unwrap(), None, None).unwrap();
         for good in ["127.0.0.1:8081", "localhost", "localhost:8081", "[::1]:8081", "[::1]"] {
             assert_eq!(access.refuses(&headers(&[("host", good)])), None, "{good}");
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_people_cannot_operate_with_the_certificate_of_an_operator() {
+    fn pages_of_other_origins_are_refused_with_an_operators_certificate() {
         let access = AdminAccess::Certificate;
         let request = |origin| headers(&[("host", "router.example:8081"), ("origin", origin)]);
         for origin in ["https://evil.example", "https://router.example", "null", ""] {

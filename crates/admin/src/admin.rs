@@ -1,4 +1,4 @@
-//! What the admin plane works with.
+//! The state of the admin plane.
 
 use crate::access::AdminAccess;
 use crate::live::LiveViewers;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use wornpath_gateway::Gateway;
 use wornpath_gateway::fleet::reload::RunningConfig;
 
-/// What the admin plane works with.
+/// The state of the admin plane.
 pub struct Admin {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) running: Arc<RunningConfig>,
@@ -17,20 +17,20 @@ pub struct Admin {
     pub(crate) viewers: LiveViewers,
 }
 
-/// Changes what is logged.
+/// Reads and changes the log level.
 pub trait Logging: Send + Sync {
-    /// The level in force.
+    /// The current level.
     fn level(&self) -> String;
 
-    /// Another level: `error`, `warn`, `info`, `debug` or `trace`.
+    /// Sets the level: `error`, `warn`, `info`, `debug` or `trace`.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the level is unknown.
     fn set_level(&self, level: &str) -> Result<(), String>;
 }
 
 impl Admin {
-    /// An admin plane for what runs.
+    /// The admin plane of a running gateway.
     #[must_use]
     pub fn new(
         gateway: Arc<Gateway>,

@@ -1,4 +1,4 @@
-//! Why requests went where they went.
+//! Routing decisions: those of the last requests, and explanations on demand.
 
 use serde_json::{Value, json};
 use std::str::FromStr;
@@ -21,10 +21,8 @@ pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
 
 pub(crate) fn get(call: &AdminCall<'_>) -> AdminResult {
     let record = call.admin.recent.find(call.name).ok_or_else(|| {
-        let message = format!(
-            "request `{}` is not remembered; GET /decisions lists the last ones",
-            call.name
-        );
+        let message =
+            format!("unknown request `{}`; GET /decisions lists the last ones", call.name);
         AdminError::new(404, message)
     })?;
     Ok(AdminReply::Json(recent::json(&record)))
@@ -35,23 +33,27 @@ pub(crate) fn traffic(call: &AdminCall<'_>) -> AdminResult {
     Ok(AdminReply::Json(gateway.recorder().since(number(call, "after")?, gateway.now())))
 }
 
-/// A number in the query.
+/// A numeric query parameter.
 fn number<T: FromStr>(call: &AdminCall<'_>, name: &str) -> Result<Option<T>, AdminError> {
     let mut pairs = call.query.split('&').filter_map(|pair| pair.split_once('='));
     let Some((_, text)) = pairs.find(|(known, _)| *known == name) else { return Ok(None) };
-    let wrong = |_| AdminError::new(400, format!("`{name}` is `{text}`; give a whole number"));
+    let wrong =
+        |_| AdminError::new(400, format!("`{name}` is `{text}`; it must be a whole number"));
     text.parse().map(Some).map_err(wrong)
 }
 
 pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
     let asked = tree(call.body)
-        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
+        .map_err(|error| AdminError::new(400, format!("invalid JSON body: {error}")))?;
     let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
-        return Err(AdminError::new(400, "give `body`: the request as a client would send it"));
+        return Err(AdminError::new(
+            400,
+            "`body` is required: the request body as a client would send it",
+        ));
     };
     let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
     let mut read = read(Api::at(path), &body.to_string().into()).map_err(|refusal| {
-        AdminError::new(400, format!("`body` is no request: {}", refusal.message()))
+        AdminError::new(400, format!("`body` is not a valid request: {}", refusal.message()))
     })?;
     let gateway = &call.admin.gateway;
     read.request.headers = headers(&asked["headers"])?;
@@ -59,7 +61,7 @@ pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
         let settings = gateway.settings();
         let tenant =
             settings.tenants.iter().find(|tenant| tenant.name == *name).ok_or_else(|| {
-                AdminError::new(400, format!("there is no tenant `{name}`; name one of `tenants`"))
+                AdminError::new(400, format!("unknown tenant `{name}`; use a name from `tenants`"))
             })?;
         read.request.priority = tenant.priority;
         read.request.weight = tenant.weight;
@@ -68,9 +70,9 @@ pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
     Ok(AdminReply::Json(explained(gateway, path, read)))
 }
 
-/// What is asked under that name, if anything is.
-fn text<'a>(asked: &'a Value, name: &str) -> Result<Option<&'a str>, AdminError> {
-    match &asked[name] {
+/// An optional text field.
+fn text<'a>(request: &'a Value, name: &str) -> Result<Option<&'a str>, AdminError> {
+    match &request[name] {
         Value::Null => Ok(None),
         Value::String(text) => Ok(Some(text)),
         other => Err(AdminError::new(400, format!("`{name}` is {other}; it must be a string"))),
@@ -86,18 +88,20 @@ fn headers(given: &Value) -> Result<Vec<(String, String)>, AdminError> {
         Value::Object(headers) => headers.iter().map(header).collect(),
         _ => None,
     };
-    headers.ok_or_else(|| AdminError::new(400, "`headers` must be a map from names to texts"))
+    headers.ok_or_else(|| AdminError::new(400, "`headers` must be an object of strings"))
 }
 
-/// Decides as for a client, and sends nothing. Pickers that take turns count it as a turn.
+/// Decides as for a client, and sends nothing. A round-robin picker advances.
 fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
-    let (snapshot, routing, settings) = (gateway.snapshot(), gateway.routes(), gateway.settings());
+    let snapshot = gateway.snapshot();
+    let routing = gateway.routes();
+    let settings = gateway.settings();
     let mut request = read.request;
     request.model = snapshot.model(&read.model);
     request.arrival = gateway.now();
     request.wall = wornpath_gateway::proxy::unix_time();
     if settings.sharing == CacheSharing::Isolated {
-        // As for clients: who has no name has a salt all the same.
+        // As for clients: a request without a tenant has a salt as well.
         let tenant = request.tenant.as_ref().map_or("", Name::as_str);
         request.salt = Some(settings.key.cache_salt(tenant));
     }
@@ -110,24 +114,23 @@ fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
         Ok(()) => {
             let mut state = DecisionState::new(gateway.pods().index());
             let mut rng = Rng::new(0);
-            let mut world = DecisionEnv {
+            let mut env = DecisionEnv {
                 fleet: snapshot.fleet(),
                 state: &mut state,
                 now: gateway.now(),
                 rng: &mut rng,
             };
-            profile.decide_explained(&mut context, &mut world, &mut recorder)
+            profile.decide_explained(&mut context, &mut env, &mut recorder)
         }
     };
     let pod = |pod| {
-        snapshot.entry(pod).map_or_else(
-            || "a pod that has gone".to_owned(),
-            |entry| entry.pod.facts().name.to_string(),
-        )
+        snapshot
+            .entry(pod)
+            .map_or_else(|| "removed pod".to_owned(), |entry| entry.pod.facts().name.to_string())
     };
     let outcome = match outcome {
         Outcome::Plan(plan) => json!({"plan": plan.to_json(pod)}),
-        Outcome::Hold(_) => json!({"hold": "it would wait until a pod has room"}),
+        Outcome::Hold(_) => json!({"hold": "the request would wait until a pod has capacity"}),
         Outcome::Reject(rejection) => {
             json!({"reject": {"status": rejection.status, "reason": rejection.reason}})
         }

@@ -1,8 +1,8 @@
-//! The admin plane: what operators can see and change while the router runs.
+//! The admin plane: operators inspect and change a running router over HTTP.
 //!
-//! A listener of its own, on loopback unless there is a token ([`AdminAccess`]). Everything that can be asked is one
-//! line of a table ([`routes`]), from which requests are served and the OpenAPI description is written, so
-//! that neither can forget the other.
+//! It has its own listener, on loopback unless a token or client certificates protect it
+//! ([`AdminAccess`]). Each endpoint is one line of a table ([`routes`]), from which requests are
+//! served and the OpenAPI description is generated, so that the two cannot diverge.
 #![forbid(unsafe_code)]
 
 mod access;

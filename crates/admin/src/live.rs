@@ -1,7 +1,8 @@
-//! What happens, once a second, for everybody who watches.
+//! Streams a snapshot every second to all viewers.
 //!
-//! A picture is made once for all viewers, and only while there are any: the first who comes starts the making and
-//! it ends after the last has gone. A viewer that does not keep up misses pictures and delays nobody.
+//! A snapshot is computed once for all viewers, and only while there are any: the first viewer
+//! starts the task, and it ends after the last one disconnects. A slow viewer misses snapshots and
+//! delays no other.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,32 +21,32 @@ use crate::snapshot::snapshot;
 use wornpath_gateway::observe::metrics::totals::{Figures, Totals};
 use wornpath_gateway::watchdog::heartbeat::named;
 
-/// How often a picture is made.
-const EVERY: Duration = Duration::from_secs(1);
-/// Half of the connections: operators get in, however many watch.
+/// Interval between snapshots.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Half of the connections, so that other requests of operators still get one.
 const MOST_VIEWERS: usize = 32;
-/// Pictures that may wait for a viewer.
+/// Snapshots that may wait for a viewer.
 const WAITING: usize = 2;
-/// What rates are taken over: long enough to be calm, short enough to see something happen.
+/// The window of rates: long enough to be steady, short enough to show changes.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Who watches.
+/// The connected viewers.
 #[derive(Default)]
 pub(crate) struct LiveViewers(Mutex<LiveState>);
 
 #[derive(Default)]
 struct LiveState {
     viewers: Vec<mpsc::Sender<Bytes>>,
-    /// The last picture, for whoever comes next.
+    /// The last snapshot, for the next viewer.
     last: Option<Bytes>,
     is_running: bool,
 }
 
-/// Too many watch.
+/// The limit of viewers is reached.
 #[derive(Debug)]
 pub(crate) struct TooManyViewers;
 
-/// An endless answer: server-sent events.
+/// An endless response: server-sent events.
 pub(crate) struct LiveStream(mpsc::Receiver<Bytes>);
 
 impl Body for LiveStream {
@@ -56,7 +57,7 @@ impl Body for LiveStream {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(context).map(|picture| picture.map(|bytes| Ok(Frame::data(bytes))))
+        self.0.poll_recv(context).map(|snapshot| snapshot.map(|bytes| Ok(Frame::data(bytes))))
     }
 }
 
@@ -65,13 +66,13 @@ impl LiveViewers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows a picture to all; whether anybody is still there.
-    fn show(&self, picture: &Bytes) -> bool {
+    /// Sends a snapshot to all viewers; whether any is still connected.
+    fn send(&self, snapshot: &Bytes) -> bool {
         let mut inner = self.inner();
         inner.viewers.retain(|viewer| {
-            !matches!(viewer.try_send(picture.clone()), Err(mpsc::error::TrySendError::Closed(_)))
+            !matches!(viewer.try_send(snapshot.clone()), Err(mpsc::error::TrySendError::Closed(_)))
         });
-        inner.last = Some(picture.clone());
+        inner.last = Some(snapshot.clone());
         inner.is_running = !inner.viewers.is_empty();
         if !inner.is_running {
             inner.last = None;
@@ -80,14 +81,14 @@ impl LiveViewers {
     }
 }
 
-/// Lets somebody watch from now on.
+/// Connects a viewer.
 pub(crate) fn watch(admin: &Arc<Admin>) -> Result<LiveStream, TooManyViewers> {
     let mut inner = admin.viewers.inner();
     inner.viewers.retain(|viewer| !viewer.is_closed());
     if inner.viewers.len() >= MOST_VIEWERS {
         return Err(TooManyViewers);
     }
-    let (viewer, pictures) = mpsc::channel(WAITING);
+    let (viewer, snapshots) = mpsc::channel(WAITING);
     if let Some(last) = &inner.last {
         // The channel is new and has room.
         let _ = viewer.try_send(last.clone());
@@ -97,46 +98,46 @@ pub(crate) fn watch(admin: &Arc<Admin>) -> Result<LiveStream, TooManyViewers> {
         let background = admin.gateway.pods().background();
         background.spawn(named("dashboard snapshots", run(Arc::clone(admin))));
     }
-    Ok(LiveStream(pictures))
+    Ok(LiveStream(snapshots))
 }
 
 async fn run(admin: Arc<Admin>) {
     let mut window = RateWindow::default();
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let asked = Arc::clone(&admin);
-        // Ledgers are locked one after another: that may wait, and nothing else should.
+        let source = Arc::clone(&admin);
+        // It locks the event ledgers one after another, so it runs on a blocking thread.
         let made = tokio::task::spawn_blocking(move || {
-            let picture = snapshot(&asked, &mut window);
-            (Bytes::from(format!("event: snapshot\ndata: {picture}\n\n")), window)
+            let text = snapshot(&source, &mut window);
+            (Bytes::from(format!("event: snapshot\ndata: {text}\n\n")), window)
         });
-        let Ok((picture, kept)) = made.await else {
-            // Whoever comes next starts it again.
+        let Ok((snapshot, kept)) = made.await else {
+            // The next viewer starts the task again.
             *admin.viewers.inner() = LiveState::default();
             return;
         };
         window = kept;
-        if !admin.viewers.show(&picture) {
+        if !admin.viewers.send(&snapshot) {
             return;
         }
     }
 }
 
-/// What was counted at the last few looks.
+/// The totals of the last few snapshots.
 #[derive(Default)]
 pub(crate) struct RateWindow(VecDeque<(Moment, Totals)>);
 
-/// What was counted between two looks.
+/// The difference of two totals.
 pub(crate) struct Between {
     pub(crate) seconds: f64,
     pub(crate) by_pod: Totals,
 }
 
 impl RateWindow {
-    /// Looks again; what came within the window, if there was a look before.
-    pub(crate) fn look(&mut self, now: Moment, totals: Totals) -> Option<Between> {
+    /// Adds totals; the difference within the window, if there are earlier totals.
+    pub(crate) fn observe(&mut self, now: Moment, totals: Totals) -> Option<Between> {
         while self.0.len() > 1 && self.0[1].0 + WINDOW <= now {
             self.0.pop_front();
         }
@@ -162,15 +163,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_over_the_last_seconds_and_forget_what_was_before() {
+    fn rates_cover_only_the_last_seconds() {
         let mut window = RateWindow::default();
         let requests = |count| {
             Totals::from([("a".to_owned(), Figures { requests: count, ..Figures::default() })])
         };
         let at = Duration::from_secs;
-        assert!(window.look(at(100), requests(50)).is_none(), "one look tells no rate");
+        assert!(window.observe(at(100), requests(50)).is_none(), "one observation gives no rate");
         for second in 1..=20 {
-            let between = window.look(at(100 + second), requests(50 + 10 * second)).unwrap();
+            let between = window.observe(at(100 + second), requests(50 + 10 * second)).unwrap();
             let rate = between.by_pod["a"].requests as f64 / between.seconds;
             assert!((rate - 10.0).abs() < 1e-9, "{rate}");
             assert!(between.seconds <= 5.0, "{}", between.seconds);
@@ -178,18 +179,18 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_that_does_not_keep_up_misses_pictures_and_one_that_has_gone_is_forgotten() {
+    fn a_slow_viewer_misses_snapshots_and_a_disconnected_one_is_removed() {
         let viewers = LiveViewers::default();
-        let (slow, mut pictures) = mpsc::channel(WAITING);
+        let (slow, mut snapshots) = mpsc::channel(WAITING);
         viewers.inner().viewers.push(slow);
         for number in 0..5_u8 {
-            assert!(viewers.show(&Bytes::from(vec![number])));
+            assert!(viewers.send(&Bytes::from(vec![number])));
         }
-        assert_eq!(pictures.try_recv().unwrap()[0], 0);
-        assert!(viewers.show(&Bytes::from_static(&[9])));
-        assert_eq!((pictures.try_recv().unwrap()[0], pictures.try_recv().unwrap()[0]), (1, 9));
-        drop(pictures);
-        assert!(!viewers.show(&Bytes::from_static(&[10])), "nobody is left");
-        assert!(viewers.inner().last.is_none(), "and nothing old is shown to the next");
+        assert_eq!(snapshots.try_recv().unwrap()[0], 0);
+        assert!(viewers.send(&Bytes::from_static(&[9])));
+        assert_eq!((snapshots.try_recv().unwrap()[0], snapshots.try_recv().unwrap()[0]), (1, 9));
+        drop(snapshots);
+        assert!(!viewers.send(&Bytes::from_static(&[10])), "no viewer is left");
+        assert!(viewers.inner().last.is_none(), "no stale snapshot is sent to the next viewer");
     }
 }

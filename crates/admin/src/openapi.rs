@@ -1,8 +1,8 @@
-//! The description of the admin plane, written from the routes that are served.
+//! The OpenAPI description of the admin plane, generated from the routes.
 //!
-//! What they answer stands in `schemas.json`, in short: `"string"` is a type, `"Pod"` another entry, `"up|down"` one of
-//! these words, `["string"]` a list, `{"*": "string"}` a map; a value whose type ends with `?` may be null, and a field
-//! whose name does may be absent.
+//! The schemas of responses are in `schemas.json`, in a short form: `"string"` is a type, `"Pod"`
+//! another entry, `"up|down"` an enum, `["string"]` a list, `{"*": "string"}` a map. A type that
+//! ends with `?` may be null, and a field whose name ends with `?` may be absent.
 
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ pub fn description() -> Value {
         "info": {
             "title": "wornpath admin plane",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Pods, loads, decisions and configuration of one router.",
+            "description": "Pods, load, routing decisions and configuration of one router.",
         },
         "security": [{}, {"token": []}],
         "paths": paths,
@@ -32,10 +32,10 @@ pub fn description() -> Value {
     })
 }
 
-/// What is answered, by name.
+/// The schemas of responses, by name.
 fn schemas() -> Value {
     let short: Map<String, Value> = serde_json::from_str(include_str!("schemas.json"))
-        .expect("it is part of the program, and a test reads it");
+        .expect("the file is compiled in, and a test parses it");
     short.iter().map(|(name, short)| (name.clone(), schema(short))).collect::<Map<_, _>>().into()
 }
 
@@ -59,7 +59,7 @@ fn object(fields: &Map<String, Value>) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
 }
 
-/// A type, words to choose from, or another schema by its name.
+/// A type, an enum, or a reference to another schema.
 fn named(word: &str) -> Value {
     let (kind, may_be_null) = word.strip_suffix('?').map_or((word, false), |kind| (kind, true));
     if kind == "any" {
@@ -87,13 +87,14 @@ fn operation(route: &AdminRoute) -> Value {
     };
     let content = |kind: &str, it: &str| json!({kind: {"schema": named(it)}});
     let answer =
-        if route.tells.is_empty() { json!({kind: {}}) } else { content(kind, route.tells) };
-    let error = json!({"description": "Why not.", "content": content("application/json", "Error")});
+        if route.schema.is_empty() { json!({kind: {}}) } else { content(kind, route.schema) };
+    let error =
+        json!({"description": "The error.", "content": content("application/json", "Error")});
     let mut operation = json!({
         "operationId": route.id,
         "summary": route.summary,
         "responses": {
-            "200": {"description": "As asked.", "content": answer},
+            "200": {"description": "Success.", "content": answer},
             "default": error,
         },
     });

@@ -1,7 +1,7 @@
-//! The dashboard: plain files that are part of the binary, and the headers that keep them to themselves.
+//! The dashboard: static files in the binary, and their security headers.
 //!
-//! The page asks only this listener, runs only scripts that come from it, and can be framed by nobody. It holds no
-//! secret, so a browser gets it before it can show a token; everything that it then asks for needs one.
+//! The page connects only to this listener, runs only its scripts, and cannot be framed. It
+//! contains no secret, so it is served without a token; every request that it then makes needs one.
 
 use hyper::HeaderMap;
 use hyper::header::{
@@ -47,7 +47,7 @@ assets! {
     "setup.js" SCRIPT;
 }
 
-/// Nothing from elsewhere, nothing inline, nobody around it.
+/// No other origin, nothing inline, no frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -61,15 +61,12 @@ pub(crate) fn file(call: &AdminCall<'_>) -> AdminResult {
 
 fn asset(name: &str) -> AdminResult {
     let found = ASSETS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, asset)| AdminReply::Asset(*asset)).ok_or_else(|| {
-        AdminError::new(
-            404,
-            format!("the dashboard has no file `{name}`; GET / is where it begins"),
-        )
-    })
+    found
+        .map(|(_, asset)| AdminReply::Asset(*asset))
+        .ok_or_else(|| AdminError::new(404, format!("unknown dashboard file `{name}`; open GET /")))
 }
 
-/// Says what a browser may do with the page.
+/// Adds the security headers.
 pub(crate) fn protect(headers: &mut HeaderMap) {
     for (name, value) in [
         (CONTENT_SECURITY_POLICY, POLICY),
@@ -87,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_and_its_scripts_name_only_files_that_are_there_and_no_other_host() {
+    fn the_page_and_its_scripts_refer_only_to_existing_files_and_to_no_other_host() {
         for (name, asset) in ASSETS {
             let named = asset
                 .text

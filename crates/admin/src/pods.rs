@@ -1,4 +1,4 @@
-//! Pods: who they are, how they are, and changes to who is there.
+//! Pods: lists their properties and state; adds, removes, drains and resumes them.
 
 use serde_json::{Value, json};
 use wornpath_events::{ApproximateSize, PodStatus, SourceError};
@@ -27,30 +27,31 @@ pub(crate) fn get(call: &AdminCall<'_>) -> AdminResult {
     Ok(AdminReply::Json(shown(&call.admin.running, entry, &events)))
 }
 
-/// A pod in JSON is a pod in YAML: it is checked by the same code, against what is configured.
+/// Adds a pod. JSON is YAML, so the pod is checked by the code that checks the configuration.
 pub(crate) fn add(call: &AdminCall<'_>) -> AdminResult {
     let pod: Value = serde_json::from_slice(call.body)
-        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
+        .map_err(|error| AdminError::new(400, format!("invalid JSON body: {error}")))?;
     if pod.get("key_file").is_some() {
-        // Else whoever may add pods could have any file of this machine sent somewhere.
+        // Otherwise a caller could have any file of this machine sent to an address of its choice.
         let message =
-            "a pod that is added by request cannot have a `key_file`; list it in the configuration";
+            "a pod added by request must not have a `key_file`; list the pod in the configuration";
         return Err(AdminError::new(422, message));
     }
     let running = &call.admin.running;
     let checked = running.config().check_pods("request", &json!({ "pods": [pod] }).to_string());
     let pods = checked.map_err(|refused| AdminError {
         status: 422,
-        message: "this pod cannot be added".to_owned(),
+        message: "invalid pod".to_owned(),
         problems: Some(refused.to_json()),
     })?;
-    let [pod] = <[_; 1]>::try_from(pods).map_err(|_| AdminError::new(422, "give one pod"))?;
+    let [pod] =
+        <[_; 1]>::try_from(pods).map_err(|_| AdminError::new(422, "the body must be one pod"))?;
     let names: Vec<_> = pod.settings().iter().map(|pod| pod.facts.name.to_string()).collect();
     if names.iter().any(|name| running.pods().snapshot().named(name).is_some()) {
-        let message = format!("there is a pod `{}` already; remove it first", pod.name);
+        let message = format!("pod `{}` already exists; remove it first", pod.name);
         return Err(AdminError::new(409, message));
     }
-    // Who was listed or discovered and removed by an operator gives its name and address up.
+    // A listed or discovered pod that an operator removed gives up its name and address.
     running.forget(&pod);
     running.add_pod(PodOwner::Operator, &pod, &[]).map_err(|error| {
         AdminError::new(
@@ -58,48 +59,48 @@ pub(crate) fn add(call: &AdminCall<'_>) -> AdminResult {
             error.to_string(),
         )
     })?;
-    tracing::info!(pods = ?names, "added by an operator");
+    tracing::info!(pods = ?names, "pods added by operator");
     Ok(AdminReply::Json(json!({ "added": names })))
 }
 
 pub(crate) fn remove(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
     let name = call.name;
-    let is_operators =
+    let is_added_by_operator =
         running.ownership().get(name).is_some_and(|pod| pod.owner == PodOwner::Operator);
-    if is_operators {
+    if is_added_by_operator {
         running.release(PodOwner::Operator, name);
     } else {
-        // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
+        // A listed or discovered pod stays removed until it is added, its entry changes, or the
+        // router restarts.
         for_each_rank(call, |name| running.pods().remove_pod(name))?;
         running.notify_changed();
     }
-    tracing::info!(pod = name, "removed by an operator");
+    tracing::info!(pod = name, "pod removed by operator");
     Ok(AdminReply::Json(json!({ "removed": name })))
 }
 
 pub(crate) fn drain(call: &AdminCall<'_>) -> AdminResult {
     for_each_rank(call, |name| call.admin.gateway.pods().drain_pod(name))?;
-    tracing::info!(pod = call.name, "drained by an operator");
+    tracing::info!(pod = call.name, "pod drained by operator");
     Ok(AdminReply::Json(json!({ "draining": call.name })))
 }
 
 pub(crate) fn resume(call: &AdminCall<'_>) -> AdminResult {
     for_each_rank(call, |name| call.admin.gateway.pods().resume_pod(name))?;
-    tracing::info!(pod = call.name, "resumed by an operator");
+    tracing::info!(pod = call.name, "pod resumed by operator");
     Ok(AdminReply::Json(json!({ "resumed": call.name })))
 }
 
-/// Does something with the pod that the call names: with all ranks, if that is what it has. `action` says
-/// whether there was one.
+/// Applies `action` to the named pod, or to all its ranks. `action` returns whether the pod exists.
 fn for_each_rank(call: &AdminCall<'_>, action: impl Fn(&str) -> bool) -> Result<(), AdminError> {
-    let mut was_there = action(call.name);
-    if let Some(pod) = call.admin.running.ownership().get(call.name).filter(|_| !was_there) {
+    let mut was_found = action(call.name);
+    if let Some(pod) = call.admin.running.ownership().get(call.name).filter(|_| !was_found) {
         for rank in pod.config.settings() {
-            was_there |= action(rank.facts.name.as_str());
+            was_found |= action(rank.facts.name.as_str());
         }
     }
-    if was_there { Ok(()) } else { Err(unknown(call.name)) }
+    if was_found { Ok(()) } else { Err(unknown(call.name)) }
 }
 
 pub(crate) fn index(call: &AdminCall<'_>) -> AdminResult {
@@ -112,7 +113,7 @@ pub(crate) fn index(call: &AdminCall<'_>) -> AdminResult {
         Some(json!({
             "pod": entry.pod.facts().name.as_str(), "blocks": stats.blocks, "holes": stats.holes,
             "waiting": stats.orphans, "expected": stats.speculative, "bytes": stats.bytes,
-            // Equal at two routers that know the same of the pod.
+            // Equal at two routers whose indexes of the pod are equal.
             "digest": format!("{}:{:016x}", digest.blocks.count, digest.blocks.xor),
         }))
     });
@@ -124,12 +125,13 @@ pub(crate) fn index(call: &AdminCall<'_>) -> AdminResult {
 }
 
 fn unknown(name: &str) -> AdminError {
-    AdminError::new(404, format!("there is no pod `{name}`; GET /pods lists them"))
+    AdminError::new(404, format!("unknown pod `{name}`; GET /pods lists all pods"))
 }
 
-/// A pod as operators see it.
+/// A pod as JSON.
 pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStatus]) -> Value {
-    let (facts, vitals) = (entry.pod.facts(), entry.pod.vitals());
+    let facts = entry.pod.facts();
+    let vitals = entry.pod.vitals();
     let names = |names: &[wornpath_routing::Name]| -> Vec<String> {
         names.iter().map(ToString::to_string).collect()
     };
@@ -137,7 +139,7 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
     let labels: serde_json::Map<_, _> =
         facts.labels.iter().map(|(key, value)| (key.to_string(), json!(value.as_str()))).collect();
     let feed = events.iter().find(|feed| *feed.pod == *facts.name.as_str());
-    let guess = running.pods().approximate_size(entry.pod.id());
+    let approximate = running.pods().approximate_size(entry.pod.id());
     json!({
         "name": facts.name.as_str(),
         "url": entry.settings.url,
@@ -155,16 +157,18 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
         "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
         "block_size": block_size_shown(running, entry),
         "events": {
-            "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": guess.map(guess_shown),
+            "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": approximate.map(approximate_shown),
             "silent": running.metrics().is_silent(&facts.name),
         },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
     })
 }
 
-/// Tokens in a block of the index and of the engine, and what is wrong with that; nothing of a model that is not listed.
+/// Block size of the index and of the engine, and their mismatch; `None` if the model is not
+/// listed.
 fn block_size_shown(running: &RunningConfig, entry: &PodEntry) -> Option<Value> {
-    let (settings, snapshot) = (running.pods().settings(), running.pods().snapshot());
+    let settings = running.pods().settings();
+    let snapshot = running.pods().snapshot();
     let index = model_of(entry, &settings)?.block_size;
     let mismatch = mismatch(entry, snapshot.entries(), &settings);
     Some(json!({
@@ -173,21 +177,22 @@ fn block_size_shown(running: &RunningConfig, entry: &PodEntry) -> Option<Value> 
     }))
 }
 
-/// Of a pod that says nothing: how full its cache is guessed to be.
-fn guess_shown(guess: ApproximateSize) -> Value {
-    json!({"blocks": guess.blocks, "tokens": guess.tokens, "capacity_tokens": guess.capacity})
+/// The approximated cache content of a pod without events.
+fn approximate_shown(size: ApproximateSize) -> Value {
+    json!({"blocks": size.blocks, "tokens": size.tokens, "capacity_tokens": size.capacity})
 }
 
-fn trouble_shown(trouble: &SourceError) -> Value {
-    json!({"source": *trouble.source, "reason": trouble.reason})
+fn source_error_shown(error: &SourceError) -> Value {
+    json!({"source": *error.source, "reason": error.reason})
 }
 
 fn feed_shown(feed: &PodStatus) -> Value {
-    let (status, counters) = (&feed.status, &feed.status.counters);
+    let status = &feed.status;
+    let counters = &status.counters;
     json!({
         "sources": feed.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        // From where events cannot be had, and why.
-        "troubles": feed.errors.iter().map(trouble_shown).collect::<Vec<_>>(),
+        // Unreachable event sources, with the reason.
+        "troubles": feed.errors.iter().map(source_error_shown).collect::<Vec<_>>(),
         "state": feed_state(status.state),
         "confidence": status.confidence,
         "epoch": status.epoch.map(|epoch| epoch.0),
@@ -195,7 +200,7 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "lag": status.lag,
         "age_seconds": status.age.map(|age| age.as_secs_f64()),
         "blocks_per_second": status.rate,
-        // By the last digest, where the source sends any: at least so many.
+        // Lower bounds from the last digest, if the source sends any.
         "phantom": status.phantom,
         "missing": status.missing,
         "batches": {
@@ -209,7 +214,7 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "disagreements": counters.disagreements,
         "unanswered": counters.failures,
         "last_malformed": status.last_malformed,
-        // What became of what the checkpoint before the start knew of it.
+        // The state of the pod's checkpointed index entries.
         "checkpoint": status.resumed.map(recalled),
     })
 }

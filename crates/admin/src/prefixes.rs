@@ -1,13 +1,13 @@
-//! The largest prefixes in the caches, and who holds them.
+//! The largest cached prefixes, and the pods that hold them.
 
 use serde_json::{Value, json};
 use wornpath_index::{PrefixLimits, PrefixRun};
 
 use crate::routes::{AdminCall, AdminReply, AdminResult};
 
-/// Blocks that are looked at over all pods: some tens of milliseconds, off the way of requests.
+/// Maximum number of blocks visited over all pods: tens of milliseconds, off the request path.
 const MOST_BLOCKS: usize = 200_000;
-/// Runs that are told: more than a screen can show.
+/// Maximum number of runs: more than a screen can show.
 const MOST_RUNS: usize = 240;
 
 pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
@@ -20,7 +20,7 @@ pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
     let prefixes = gateway.pods().index().prefixes(&pods, limits);
     let settings = gateway.settings();
     let mut sizes = settings.models.iter().map(|model| model.block_size.tokens().get());
-    // A block is not known by its model: where models have blocks of different sizes, there is no telling.
+    // The index does not know the model of a block, so with different block sizes it is unknown.
     let block_size = sizes.next().filter(|first| sizes.all(|size| size == *first));
     Ok(AdminReply::Json(json!({
         "pods": names,

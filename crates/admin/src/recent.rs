@@ -1,7 +1,6 @@
-//! The last requests and how they were decided, for people who ask why.
+//! The last requests and their routing decisions.
 //!
-//! Whoever answers clients leaves a record in the next place of a ring and waits for nobody: a place that is
-//! being read is passed over.
+//! Workers write to a ring buffer and never wait: a slot that is being read is skipped.
 
 use std::cmp::Reverse;
 use std::sync::atomic::AtomicUsize;
@@ -15,44 +14,47 @@ use wornpath_routing::Name;
 use wornpath_gateway::observe::request_trace::CallTrace;
 use wornpath_gateway::observe::summary::{RequestSummary, SummaryObserver};
 
-/// How many are remembered of each kind.
-const PLACES: usize = 256;
+/// Capacity of each ring.
+const CAPACITY: usize = 256;
 
-/// The last requests; and apart from them those whose decision was taken down, which are few and would be pushed out
-/// within a second.
+/// The last requests. Those with a recorded decision have a ring of their own: they are few, and
+/// the others would overwrite them within a second.
 #[derive(Default)]
 pub struct RecentDecisions {
     all: DecisionRing,
     explained: DecisionRing,
-    /// How many there were.
+    /// Number of requests so far.
     count: AtomicUsize,
 }
 
 struct DecisionRing {
-    places: Box<[Mutex<Option<NumberedDecision>>]>,
+    slots: Box<[Mutex<Option<NumberedDecision>>]>,
     count: AtomicUsize,
 }
 
-/// A record, and how many there had been before it.
+/// A record and its sequence number.
 type NumberedDecision = (usize, RequestSummary);
 
 impl Default for DecisionRing {
     fn default() -> Self {
-        Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
+        Self {
+            slots: (0..CAPACITY).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+        }
     }
 }
 
 impl DecisionRing {
-    fn keep(&self, number: usize, record: &RequestSummary) {
-        let place = self.count.fetch_add(1, Relaxed) % PLACES;
-        if let Ok(mut place) = self.places[place].try_lock() {
-            *place = Some((number, record.clone()));
+    fn push(&self, number: usize, record: &RequestSummary) {
+        let at = self.count.fetch_add(1, Relaxed) % CAPACITY;
+        if let Ok(mut slot) = self.slots[at].try_lock() {
+            *slot = Some((number, record.clone()));
         }
     }
 
     fn read(&self, into: &mut Vec<NumberedDecision>) {
-        for place in &self.places {
-            into.extend(place.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        for slot in &self.slots {
+            into.extend(slot.lock().unwrap_or_else(PoisonError::into_inner).clone());
         }
     }
 }
@@ -61,7 +63,7 @@ impl SummaryObserver for RecentDecisions {
     fn ended(&self, record: &RequestSummary) {
         let number = self.count.fetch_add(1, Relaxed);
         let ring = if record.trace.is_some() { &self.explained } else { &self.all };
-        ring.keep(number, record);
+        ring.push(number, record);
     }
 }
 
@@ -77,32 +79,33 @@ impl RecentDecisions {
         all.into_iter().map(|(_, record)| Arc::new(record)).collect()
     }
 
-    /// The request that was called so, while it is remembered.
+    /// The request with this id, if it is among the last.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<Arc<RequestSummary>> {
         self.last(usize::MAX).into_iter().find(|record| record.id == id)
     }
 
-    /// Up to `most` that are worth a look, the latest first: those whose decision was taken down and those that
-    /// did not go well, and others where there is room.
-    pub(crate) fn worth_a_look(&self, most: usize) -> Vec<Arc<RequestSummary>> {
+    /// Up to `most` notable requests, the latest first: those with a recorded decision, failed and
+    /// retried ones, and others up to the limit.
+    pub(crate) fn notable(&self, most: usize) -> Vec<Arc<RequestSummary>> {
         let mut all = self.last(usize::MAX);
-        let is_told = |record: &RequestSummary| {
+        let is_notable = |record: &RequestSummary| {
             record.trace.is_some() || record.retries > 0 || record.status >= 400
         };
-        // What went wrong a thousand times leaves half of the room to what can be explained.
+        // Many failures leave half of the list to requests with a recorded decision.
         let explained = all.iter().filter(|record| record.trace.is_some()).count();
-        let mut wrong = most - explained.min(most / 2);
+        let mut failed_left = most - explained.min(most / 2);
         all.retain(|record| {
-            let is_wrong = record.trace.is_none() && is_told(record);
-            let is_kept = !is_wrong || wrong > 0;
-            wrong = wrong.saturating_sub(usize::from(is_wrong));
+            let is_failed = record.trace.is_none() && is_notable(record);
+            let is_kept = !is_failed || failed_left > 0;
+            failed_left = failed_left.saturating_sub(usize::from(is_failed));
             is_kept
         });
-        let mut room = most.saturating_sub(all.iter().filter(|record| is_told(record)).count());
+        let mut others_left =
+            most.saturating_sub(all.iter().filter(|record| is_notable(record)).count());
         all.retain(|record| {
-            let is_kept = is_told(record) || room > 0;
-            room = room.saturating_sub(usize::from(!is_told(record)));
+            let is_kept = is_notable(record) || others_left > 0;
+            others_left = others_left.saturating_sub(usize::from(!is_notable(record)));
             is_kept
         });
         all.truncate(most);
@@ -110,9 +113,10 @@ impl RecentDecisions {
     }
 }
 
-/// A record as one line of a list, as JSON. Times are in microseconds.
+/// A record as JSON, without its decision. Times are in microseconds.
 pub(crate) fn line(record: &RequestSummary) -> Value {
-    let (usage, (computed_by, computed)) = (record.usage, record.computed());
+    let usage = record.usage;
+    let (computed_by, computed) = record.computed();
     json!({
         "id": record.id,
         "api": record.api.name(),
@@ -134,16 +138,16 @@ pub(crate) fn line(record: &RequestSummary) -> Value {
             "predicted": record.predicted_tokens,
             "actual": computed.cached_tokens,
         },
-        // Another one than answered, where the prompt was computed apart.
+        // Differs from `pod` if another pod computed the prompt.
         "computed_by": computed_by.map(Name::as_str),
         "explained": record.trace.is_some(),
     })
 }
 
-/// A record as JSON, with everything that was taken down of it.
+/// A record as JSON, with its decision if that was recorded.
 pub(crate) fn json(record: &RequestSummary) -> Value {
     let mut shown = line(record);
-    // Taken down for some only; the others have no such fields.
+    // Only some requests have a recorded decision; the others lack these fields.
     if let Some(trace) = &record.trace {
         shown["explanation"] = trace.explanation.to_json();
         shown["has_waited"] = trace.has_waited.into();
@@ -177,20 +181,20 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_come_first_and_the_oldest_give_way() {
+    fn the_latest_come_first_and_the_oldest_are_overwritten() {
         let recent = RecentDecisions::default();
         assert!(recent.last(9).is_empty());
-        (0..PLACES + 3).for_each(|id| recent.ended(&record(id)));
+        (0..CAPACITY + 3).for_each(|id| recent.ended(&record(id)));
         let ids: Vec<_> = recent.last(2).iter().map(|record| record.id.clone()).collect();
-        assert_eq!(ids, [(PLACES + 2).to_string(), (PLACES + 1).to_string()]);
+        assert_eq!(ids, [(CAPACITY + 2).to_string(), (CAPACITY + 1).to_string()]);
         let all = recent.last(usize::MAX);
-        assert_eq!((all.len(), all[PLACES - 1].id.as_str()), (PLACES, "3"));
+        assert_eq!((all.len(), all[CAPACITY - 1].id.as_str()), (CAPACITY, "3"));
         assert_eq!(recent.find("3").map(|record| record.id.clone()).as_deref(), Some("3"));
-        assert!(recent.find("2").is_none(), "it gave way");
+        assert!(recent.find("2").is_none(), "it was overwritten");
     }
 
     #[test]
-    fn what_can_be_explained_or_went_wrong_is_shown_before_the_rest() {
+    fn explained_and_failed_requests_are_shown_before_the_rest() {
         let recent = RecentDecisions::default();
         for id in 0..20 {
             let trace = (id == 3).then(|| {
@@ -200,7 +204,7 @@ mod tests {
             recent.ended(&RequestSummary { trace, status, ..record(id) });
         }
         let ids = |most| -> Vec<String> {
-            recent.worth_a_look(most).iter().map(|record| record.id.clone()).collect()
+            recent.notable(most).iter().map(|record| record.id.clone()).collect()
         };
         assert_eq!(ids(4), ["19", "18", "7", "3"]);
         assert_eq!(ids(1), ["7"]);

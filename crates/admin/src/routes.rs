@@ -1,4 +1,5 @@
-//! What the admin plane can be asked: one line for each, which is served and described alike.
+//! The endpoints of the admin plane, as a table that is served and from which the OpenAPI
+//! description is generated.
 
 use hyper::Method;
 use serde_json::Value;
@@ -11,19 +12,19 @@ use crate::page::{self, Asset};
 use crate::table::Pattern;
 use crate::{batches, decisions, pods, prefixes, setup};
 
-/// What a body is.
+/// The format of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AdminBody {
     Json,
-    /// Prometheus' format in answers, YAML in requests.
+    /// The Prometheus text format in responses, YAML in requests.
     Text,
-    /// Server-sent events, for as long as somebody listens.
+    /// Server-sent events, until the client disconnects.
     Stream,
     /// A file of the dashboard.
     Asset,
 }
 
-/// The methods that are used.
+/// HTTP methods of the admin plane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verb {
     Get,
@@ -52,7 +53,7 @@ impl Verb {
     }
 }
 
-/// What somebody asks.
+/// A request to the admin plane.
 pub(crate) struct AdminCall<'a> {
     pub(crate) admin: &'a Arc<Admin>,
     /// The name in the path.
@@ -61,7 +62,7 @@ pub(crate) struct AdminCall<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// What is answered.
+/// A response.
 pub(crate) enum AdminReply {
     Json(Value),
     Text(String),
@@ -69,7 +70,7 @@ pub(crate) enum AdminReply {
     Asset(Asset),
 }
 
-/// Why nothing is answered.
+/// An error response.
 pub(crate) struct AdminError {
     pub(crate) status: u16,
     pub(crate) message: String,
@@ -84,22 +85,22 @@ impl AdminError {
 
 pub(crate) type AdminResult = Result<AdminReply, AdminError>;
 
-/// One thing that can be asked.
+/// One endpoint.
 #[derive(Clone, Copy)]
 pub(crate) struct AdminRoute {
     pub(crate) method: Verb,
     pub(crate) path: Pattern,
     pub(crate) id: &'static str,
     pub(crate) summary: &'static str,
-    /// What the name in the path is.
+    /// Description of `{name}` in the path.
     pub(crate) named: &'static str,
-    /// What may be asked for after the path's `?`, and what it means.
+    /// The query parameter and its description.
     pub(crate) query: Option<(&'static str, &'static str)>,
-    /// What must be posted.
+    /// The format and the description of the request body.
     pub(crate) takes: Option<(AdminBody, &'static str)>,
     pub(crate) answers: AdminBody,
-    /// What is answered in JSON: a name in `schemas.json`, or a type.
-    pub(crate) tells: &'static str,
+    /// The schema of a JSON response: a name in `schemas.json`, or a type.
+    pub(crate) schema: &'static str,
     pub(crate) answer: fn(&AdminCall<'_>) -> AdminResult,
 }
 
@@ -110,14 +111,22 @@ const fn route(
     summary: &'static str,
     answer: fn(&AdminCall<'_>) -> AdminResult,
 ) -> AdminRoute {
-    let (named, answers) = ("The pod's name, percent-encoded.", AdminBody::Json);
-    let path = Pattern(path);
-    let (query, takes, tells) = (None, None, "");
-    AdminRoute { method, path, id, summary, named, query, takes, answers, tells, answer }
+    AdminRoute {
+        method,
+        path: Pattern(path),
+        id,
+        summary,
+        named: "The pod's name, percent-encoded.",
+        query: None,
+        takes: None,
+        answers: AdminBody::Json,
+        schema: "",
+        answer,
+    }
 }
 
-const fn telling(tells: &'static str, route: AdminRoute) -> AdminRoute {
-    AdminRoute { tells, ..route }
+const fn returning(schema: &'static str, route: AdminRoute) -> AdminRoute {
+    AdminRoute { schema, ..route }
 }
 
 const fn taking(route: AdminRoute, kind: AdminBody, what: &'static str) -> AdminRoute {
@@ -125,48 +134,48 @@ const fn taking(route: AdminRoute, kind: AdminBody, what: &'static str) -> Admin
 }
 
 impl AdminRoute {
-    /// Whether it is answered before a token is shown: only what everybody can read in the source.
+    /// Whether it is served without a token: only the static files, which are public.
     pub(crate) fn is_public(&self) -> bool {
         self.answers == AdminBody::Asset
     }
 }
 
-/// Everything that changes, once a second.
+/// Streams a snapshot every second.
 fn live(call: &AdminCall<'_>) -> AdminResult {
     let full = |live::TooManyViewers| {
-        AdminError::new(503, "too many watch already; close another dashboard")
+        AdminError::new(503, "too many dashboards are open; close another one")
     };
     live::watch(call.admin).map(AdminReply::Stream).map_err(full)
 }
 
 use Verb::{Delete, Get, Post, Put};
 
-/// Everything that can be asked.
+/// All endpoints.
 #[rustfmt::skip]
 pub(crate) const ROUTES: &[AdminRoute] = &[
     AdminRoute { answers: AdminBody::Asset, ..route(Get, "/", "getDashboard", "The dashboard, for browsers.", page::page) },
     AdminRoute { answers: AdminBody::Asset, named: "The file's name.", ..route(Get, "/dashboard/{name}", "getDashboardFile", "A file of the dashboard.", page::file) },
-    AdminRoute { answers: AdminBody::Stream, ..route(Get, "/live", "watch", "Everything that changes, once a second, as events `snapshot` with JSON.", live) },
-    telling("Pods", route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list)),
-    telling("Added", taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), AdminBody::Json, "A pod as in `pods` of the configuration.")),
-    telling("Pod", route(Get, "/pods/{name}", "getPod", "One pod.", pods::get)),
-    telling("Removed", route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove)),
-    telling("Draining", route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain)),
-    telling("Resumed", route(Post, "/pods/{name}/resume", "resumePod", "Send a drained pod requests again, once it has answered.", pods::resume)),
-    telling("Index", route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index)),
-    telling("Prefixes", route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list)),
-    telling("Forest", AdminRoute { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) }),
-    telling("Decisions", AdminRoute { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) }),
-    telling("Decision", AdminRoute { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) }),
-    telling("Traffic", AdminRoute { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) }),
-    telling("Explained", taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), AdminBody::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
-    telling("Profiles", route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles)),
-    telling("Checked", taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), AdminBody::Text, "A profile.")),
-    telling("Config", route(Get, "/config", "getConfig", "Which file is configured, and what was wrong with it the last time it was read.", setup::config)),
-    telling("Checked", taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), AdminBody::Text, "A configuration.")),
-    telling("Reloaded", route(Post, "/config/reload", "reloadConfig", "Read the configuration again; a bad one changes nothing.", setup::reload)),
-    telling("LogLevel", route(Get, "/log-level", "getLogLevel", "What is logged.", setup::log_level)),
-    telling("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), AdminBody::Json, "`{\"level\": \"debug\"}`")),
+    AdminRoute { answers: AdminBody::Stream, ..route(Get, "/live", "watch", "A snapshot of the router every second, as server-sent events `snapshot` with JSON.", live) },
+    returning("Pods", route(Get, "/pods", "listPods", "All pods with their properties, load, health, breaker and events.", pods::list)),
+    returning("Added", taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router exits.", pods::add), AdminBody::Json, "A pod as in `pods` of the configuration.")),
+    returning("Pod", route(Get, "/pods/{name}", "getPod", "One pod.", pods::get)),
+    returning("Removed", route(Delete, "/pods/{name}", "removePod", "Remove a pod; its requests in flight may finish.", pods::remove)),
+    returning("Draining", route(Post, "/pods/{name}/drain", "drainPod", "Drain a pod: it gets no new requests.", pods::drain)),
+    returning("Resumed", route(Post, "/pods/{name}/resume", "resumePod", "Resume a drained pod, once it passes a probe.", pods::resume)),
+    returning("Index", route(Get, "/index", "getIndex", "The size of the index, in total and per pod.", pods::index)),
+    returning("Prefixes", route(Get, "/index/prefixes", "listPrefixes", "The largest cached prefixes, and the pods that hold them.", prefixes::list)),
+    returning("Forest", AdminRoute { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten finished batches.", batches::forest) }),
+    returning("Decisions", AdminRoute { query: Some(("last", "Maximum number of requests; 20 by default.")), ..route(Get, "/decisions", "listDecisions", "The last requests and their pods; `?last=20`.", decisions::list) }),
+    returning("Decision", AdminRoute { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with its decision if that was recorded.", decisions::get) }),
+    returning("Traffic", AdminRoute { query: Some(("after", "The sequence number of the last known request; all by default.")), ..route(Get, "/traffic", "listTraffic", "Requests that finished since `?after=`, as lengths and block hashes; each call enables recording for 10 s.", decisions::traffic) }),
+    returning("Explained", taking(route(Post, "/explain", "explain", "Explain how a request would be routed now.", decisions::explain), AdminBody::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
+    returning("Profiles", route(Get, "/profiles", "listProfiles", "The profiles in use, with every default, and their routes.", setup::profiles)),
+    returning("Checked", taking(route(Post, "/profiles/check", "checkProfile", "Check a profile; changes nothing.", setup::check_profile), AdminBody::Text, "A profile.")),
+    returning("Config", route(Get, "/config", "getConfig", "The configuration file, and its problems when it was last read.", setup::config)),
+    returning("Checked", taking(route(Post, "/config/check", "checkConfig", "Check a configuration; changes nothing.", setup::check_config), AdminBody::Text, "A configuration.")),
+    returning("Reloaded", route(Post, "/config/reload", "reloadConfig", "Reload the configuration; an invalid one changes nothing.", setup::reload)),
+    returning("LogLevel", route(Get, "/log-level", "getLogLevel", "The log level.", setup::log_level)),
+    returning("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Set the log level.", setup::set_log_level), AdminBody::Json, "`{\"level\": \"debug\"}`")),
     AdminRoute { answers: AdminBody::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
-    telling("object", route(Get, "/openapi.json", "getDescription", "This description.", setup::description)),
+    returning("object", route(Get, "/openapi.json", "getDescription", "This description.", setup::description)),
 ];

@@ -1,4 +1,4 @@
-//! The HTTP side of the admin plane.
+//! The HTTP server of the admin plane.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,28 +24,28 @@ use wornpath_gateway::listener;
 use wornpath_gateway::listener::set_user_timeout;
 use wornpath_gateway::watchdog::heartbeat::named;
 
-/// A request to be explained may be as long as any.
+/// Maximum body size: a request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
 const MOST_CONNECTIONS: usize = 64;
-const BODY_WITHIN: Duration = Duration::from_secs(30);
-const TAKEN_WITHIN: Duration = Duration::from_secs(30);
-/// How long to wait when the system gives no more connections.
-const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Backoff after a failed accept, such as without free file descriptors.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 type AdminOutput = Response<Either<Full<Bytes>, LiveStream>>;
 
-/// Serves until it is dropped.
+/// Serves connections until the future is dropped.
 pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
                 let Ok((stream, _)) = accepted else {
-                    tokio::time::sleep(OUT_OF_CONNECTIONS).await;
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
                 };
-                // Whoever stops reading would keep its place, and a viewer's too.
-                let _ = set_user_timeout(&stream, TAKEN_WITHIN);
+                // A client that stops reading would hold its connection, and a viewer slot.
+                let _ = set_user_timeout(&stream, WRITE_TIMEOUT);
                 let tls = admin.gateway.settings().tls.admin.clone();
                 let admin = Arc::clone(&admin);
                 let answer = service_fn(move |request| {
@@ -75,19 +75,22 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
         RouteMatch::OtherMethods(methods) => {
             let methods: Vec<_> = methods.iter().map(hyper::Method::as_str).collect();
             let methods = methods.join(", ");
-            let mut answer = shown(Err(AdminError::new(405, format!("{path} takes {methods}"))));
+            let mut answer = shown(Err(AdminError::new(
+                405,
+                format!("method not allowed; {path} supports {methods}"),
+            )));
             if let Ok(methods) = HeaderValue::from_str(&methods) {
                 answer.headers_mut().insert(ALLOW, methods);
             }
             return answer;
         }
         RouteMatch::Nothing => {
-            let message = format!("there is no {path}; GET /openapi.json says what there is");
+            let message = format!("unknown path {path}; GET /openapi.json lists all paths");
             return shown(Err(AdminError::new(404, message)));
         }
     };
     if is_public {
-        // Who shows no token is not waited for.
+        // Served without a token, so the body is not awaited.
         return shown((route.answer)(&AdminCall {
             admin: &admin,
             name: &name,
@@ -99,12 +102,12 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
         return shown(Err(refusal));
     }
     let body = Limited::new(body, MOST_BYTES).collect();
-    let body = match tokio::time::timeout(BODY_WITHIN, body).await {
+    let body = match tokio::time::timeout(BODY_TIMEOUT, body).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             return shown(Err(AdminError::new(
                 413,
-                format!("the body has more than {MOST_BYTES} bytes"),
+                format!("request body exceeds {MOST_BYTES} bytes"),
             )));
         }
         Ok(Err(error)) => {
@@ -113,19 +116,20 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
                 format!("connection closed before the end of the body: {error}"),
             )));
         }
-        Err(_) => return shown(Err(AdminError::new(408, "the body did not come in time"))),
+        Err(_) => return shown(Err(AdminError::new(408, "timed out reading the request body"))),
     };
     let query = head.uri.query().unwrap_or_default().to_owned();
-    // Reading files, loading tokenizers and explaining long prompts take a while.
+    // Reading files, loading tokenizers and explaining long prompts block for a while.
     let answered = tokio::task::spawn_blocking(move || {
         (route.answer)(&AdminCall { admin: &admin, name: &name, query: &query, body: &body })
     });
     shown(answered.await.unwrap_or_else(|_| {
-        Err(AdminError::new(500, "this could not be answered; the log says why"))
+        Err(AdminError::new(500, "internal error: the request panicked; see the log"))
     }))
 }
 
-/// Refuses bodies of another type than the route reads: forms of web pages can send theirs to any address.
+/// Refuses bodies of another content type than the route reads: a form of any web page can post to
+/// any address.
 fn check_content_type(headers: &HeaderMap, route: &AdminRoute) -> Result<(), AdminError> {
     let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let found = String::from_utf8_lossy(found.as_bytes());

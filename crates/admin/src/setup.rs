@@ -1,4 +1,4 @@
-//! What is configured: profiles, the file, what is logged; and this plane itself.
+//! Profiles, the configuration file, the log level, metrics and the OpenAPI description.
 
 use serde_json::{Value, json};
 use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
@@ -10,7 +10,8 @@ use wornpath_gateway::http::metrics_page;
 
 pub(crate) fn profiles(call: &AdminCall<'_>) -> AdminResult {
     let gateway = &call.admin.gateway;
-    let (routing, settings) = (gateway.routes(), gateway.settings());
+    let routing = gateway.routes();
+    let settings = gateway.settings();
     let profiles = routing.profiles().iter().map(|(name, profile)| {
         json!({
             "name": name.as_str(), "description": profile.description(),
@@ -29,30 +30,34 @@ pub(crate) fn profiles(call: &AdminCall<'_>) -> AdminResult {
     })))
 }
 
-/// What a profile's knowledge of caches rests on, and for which pods it rests on less.
+/// The source of a profile's cache knowledge, and the pods for which it is approximate or doubtful.
 fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
     if !profile.looks_up() {
-        return json!({"mode": "none", "meaning": "the profile does not look at what pods hold"});
+        return json!({"mode": "none", "meaning": "the profile does not use the cache index"});
     }
-    let (gateway, counted) = (&call.admin.gateway, call.admin.running.metrics());
-    let (mut guessed, mut doubtful) = (Vec::new(), Vec::new());
+    let gateway = &call.admin.gateway;
+    let metrics = call.admin.running.metrics();
+    let mut guessed = Vec::new();
+    let mut doubtful = Vec::new();
     let snapshot = gateway.snapshot();
     for pod in snapshot.fleet().pods() {
         let name = &pod.facts().name;
         if pod.vitals().trust() == EventTrust::Guessed {
             guessed.push(name.to_string());
         }
-        if counted.is_silent(name) || counted.verdict(name).is_broken() {
+        if metrics.is_silent(name) || metrics.verdict(name).is_broken() {
             doubtful.push(name.to_string());
         }
     }
     let mode = metrics_page::cache_mode(profile, snapshot.fleet().pods());
     let meaning = match mode {
-        "events" => "every pod tells what it holds",
+        "events" => "every pod publishes cache events",
         "mixed" => {
-            "some pods do not tell what they hold: theirs is guessed from what they were sent"
+            "some pods publish no cache events; their caches are approximated from the requests sent to them"
         }
-        _ => "no pod tells what it holds: it is guessed from what they were sent",
+        _ => {
+            "no pod publishes cache events; their caches are approximated from the requests sent to them"
+        }
     };
     json!({
         "mode": mode, "meaning": meaning, "guessed": guessed, "doubtful": doubtful,
@@ -62,8 +67,8 @@ fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
 
 pub(crate) fn check_profile(call: &AdminCall<'_>) -> AdminResult {
     let models = std::sync::Arc::clone(call.admin.gateway.routes().models());
-    let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
-    Ok(match Profile::check("request", text(call)?, &surroundings) {
+    let env = ProfileEnv { models, ..ProfileEnv::default() };
+    Ok(match Profile::check("request", text(call)?, &env) {
         Ok(profile) => {
             AdminReply::Json(json!({"good": true, "problems": [], "text": profile.printed()}))
         }
@@ -76,12 +81,12 @@ pub(crate) fn config(call: &AdminCall<'_>) -> AdminResult {
 }
 
 pub(crate) fn check_config(call: &AdminCall<'_>) -> AdminResult {
-    let beside = call
+    let paths = call
         .admin
         .running
         .path()
         .map_or_else(|| RelativePaths::new("".as_ref()), RelativePaths::new);
-    Ok(match Config::check("request", text(call)?, &beside) {
+    Ok(match Config::check("request", text(call)?, &paths) {
         Ok(_) => AdminReply::Json(json!({"good": true, "problems": []})),
         Err(refused) => AdminReply::Json(json!({"good": false, "problems": refused.to_json()})),
     })
@@ -94,7 +99,7 @@ pub(crate) fn reload(call: &AdminCall<'_>) -> AdminResult {
         }
         Err(error) => Err(AdminError {
             status: 422,
-            message: "the configuration was refused, and the old one stays".to_owned(),
+            message: "configuration refused; the old one stays in effect".to_owned(),
             problems: error.problems().or_else(|| Some(json!([{"message": error.to_string()}]))),
         }),
     }
@@ -105,9 +110,10 @@ pub(crate) fn log_level(call: &AdminCall<'_>) -> AdminResult {
 }
 
 pub(crate) fn set_log_level(call: &AdminCall<'_>) -> AdminResult {
-    let asked: Value = serde_json::from_slice(call.body)
-        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
-    let level = asked["level"].as_str().ok_or_else(|| AdminError::new(400, "give `level`"))?;
+    let request: Value = serde_json::from_slice(call.body)
+        .map_err(|error| AdminError::new(400, format!("invalid JSON body: {error}")))?;
+    let level =
+        request["level"].as_str().ok_or_else(|| AdminError::new(400, "`level` is required"))?;
     call.admin.logging.set_level(level).map_err(|error| AdminError::new(422, error))?;
     log_level(call)
 }
@@ -122,5 +128,5 @@ pub(crate) fn description(_: &AdminCall<'_>) -> AdminResult {
 }
 
 fn text<'a>(call: &AdminCall<'a>) -> Result<&'a str, AdminError> {
-    std::str::from_utf8(call.body).map_err(|_| AdminError::new(400, "the body is no text"))
+    std::str::from_utf8(call.body).map_err(|_| AdminError::new(400, "the body is not valid UTF-8"))
 }

@@ -1,4 +1,4 @@
-//! One picture of everything that changes: fleet, rates, index, last decisions, batches.
+//! The snapshot that the dashboard shows: fleet, rates, index, recent decisions, batches.
 
 use serde_json::{Value, json};
 
@@ -8,18 +8,19 @@ use crate::{pods, recent};
 use wornpath_gateway::observe::metrics::totals::Figures;
 use wornpath_gateway::proxy::gateway::{Gateway, Readiness};
 
-/// Requests that a picture shows.
+/// Number of decisions in a snapshot.
 const DECISIONS: usize = 40;
 
-/// The present state. Rates come with the second look.
+/// The current state. Rates are available from the second snapshot on.
 pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
-    let (running, gateway) = (&admin.running, &admin.gateway);
+    let running = &admin.running;
+    let gateway = &admin.gateway;
     let now = gateway.now();
     let totals = running.metrics().totals();
     let all = running.metrics().total();
     let events = gateway.pods().events().status(now);
     let snapshot = gateway.snapshot();
-    let between = window.look(now, totals.clone());
+    let between = window.observe(now, totals.clone());
     let pods = snapshot.entries().iter().map(|entry| {
         let name = entry.pod.facts().name.as_str();
         let mut shown = pods::shown(running, entry, &events);
@@ -41,12 +42,12 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
     });
     let pods: Vec<_> = pods.collect();
     let decisions: Vec<_> =
-        admin.recent.worth_a_look(DECISIONS).iter().map(|record| recent::line(record)).collect();
+        admin.recent.notable(DECISIONS).iter().map(|record| recent::line(record)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_seconds": now.as_secs_f64(),
         "readiness": readiness(gateway),
-        // Changes with every configuration that takes over and every pod that comes or goes.
+        // Changes with every applied configuration and every added or removed pod.
         "generation": *running.changes().borrow(),
         "is_config_refused": !running.status()["refused"].is_null(),
         "rates": between.as_ref().map(rates),

@@ -1,4 +1,5 @@
-//! Sets everything up that stands around a gateway: counting, operating, finding pods, reading engines.
+//! Starts the services of a gateway: metrics, the admin plane, discovery, event sources, engine
+//! scrapes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,62 +26,62 @@ use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_gateway::watchdog::heartbeat::named;
 use wornpath_gateway::watchdog::supervise;
 
-/// What a gateway was started with, for whoever changes it while it runs.
+/// What a gateway was started with.
 pub struct Setup {
-    /// The configuration's file, if there is one.
+    /// The configuration file, if there is one.
     pub path: Option<PathBuf>,
-    /// The configuration; [`Config::bare`] if everything was said on the command line.
+    /// The configuration; [`Config::bare`] without a file.
     pub config: Config,
-    /// The tokenizers that were loaded for it.
+    /// Its loaded tokenizers.
     pub tokenizers: Tokenizers,
-    /// Changes what is logged.
+    /// Changes the log level.
     pub logging: Box<dyn Logging>,
 }
 
-/// What was set up.
+/// The running services.
 pub struct AdminContext {
-    /// What is counted.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// The configuration that runs.
+    /// The running configuration.
     pub running: Arc<RunningConfig>,
     /// The last requests.
     pub recent: Arc<RecentDecisions>,
-    /// Where operators come, if anywhere.
+    /// The bound address of the admin plane, if enabled.
     pub admin: Option<SocketAddr>,
 }
 
-/// Why operators cannot come.
+/// A service cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Anybody could operate.
+    /// The admin plane would be reachable without authentication.
     #[error(transparent)]
     Access(#[from] AdminAccessError),
-    /// Traces have nowhere to go.
+    /// The trace collector's address is not valid.
     #[error("telemetry: {0}")]
     Telemetry(#[from] EndpointError),
-    /// Anybody could post events.
+    /// The event listener would be reachable without authentication.
     #[error(transparent)]
     EventAccess(#[from] EventAccessError),
-    /// It cannot listen for events there.
-    #[error("event listener {address}: {cause}; is something else listening there?")]
+    /// The event listener cannot bind its address.
+    #[error("event listener: cannot bind {address}: {cause}; is another process using it?")]
     Events {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the system.
         cause: std::io::Error,
     },
-    /// It cannot listen there.
-    #[error("admin listener {address}: {cause}; is something else listening there?")]
+    /// The admin listener cannot bind its address.
+    #[error("admin listener: cannot bind {address}: {cause}; is another process using it?")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the system.
         cause: std::io::Error,
     },
 }
 
 impl StartError {
-    /// Whether the configuration is at fault: starting again would end alike.
+    /// Whether the configuration is at fault, so that a restart would fail again.
     #[must_use]
     pub const fn is_of_configuration(&self) -> bool {
         match self {
@@ -90,30 +91,31 @@ impl StartError {
     }
 }
 
-/// Sets it up on the gateway's background event loop; before the first request comes, and not from within an
-/// event loop.
+/// Starts the services on the gateway's background event loop. Call it before the first request,
+/// and not from within an event loop.
 ///
 /// # Errors
-/// If operators cannot be listened for.
+/// If a service cannot start.
 pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<AdminContext, StartError> {
     start_with(gateway, setup, Box::new(Ok))
 }
 
-/// Like [`start`], where a configuration that is read again has something put on top of it.
+/// Like [`start`], with command-line options that override every reloaded configuration.
 ///
 /// # Errors
-/// If operators cannot be listened for.
+/// If a service cannot start.
 pub fn start_with(
     gateway: &Arc<Gateway>,
     setup: Setup,
     overrides: CommandLineOverrides,
 ) -> Result<AdminContext, StartError> {
-    let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<RecentDecisions>::default());
+    let metrics = Arc::<Metrics>::default();
+    let recent = Arc::<RecentDecisions>::default();
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
     if let Some(telemetry) = &gateway.settings().telemetry {
-        let reach = &gateway.settings().reach;
-        let (exporter, sender) = exporter(telemetry, reach, gateway.now())?;
+        let egress = &gateway.settings().reach;
+        let (exporter, sender) = exporter(telemetry, egress, gateway.now())?;
         metrics.count_spans(Arc::clone(exporter.counts()));
         observers.push(Arc::new(exporter));
         gateway.pods().background().spawn(named("trace export", sender.run()));

@@ -1,14 +1,14 @@
-//! Paths with places for names, and which of them a request meant.
+//! Matches request paths against patterns with a `{name}` segment.
 
 use hyper::Method;
 use wornpath_gateway::percent::decode;
 
-/// A path as people write it: `/pods/{name}/drain`.
+/// A path pattern, such as `/pods/{name}/drain`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pattern(pub(crate) &'static str);
 
 impl Pattern {
-    /// The name in a path that matches.
+    /// Matches a path; the inner option is the decoded name.
     pub(crate) fn matches(self, path: &str) -> Option<Option<String>> {
         let Some((before, after)) = self.0.split_once("{name}") else {
             return (self.0 == path).then_some(None);
@@ -18,23 +18,23 @@ impl Pattern {
         if is_one_part { decode(name).map(Some) } else { None }
     }
 
-    /// Whether a name stands in it.
+    /// Whether it has a `{name}` segment.
     pub(crate) fn has_name(self) -> bool {
         self.0.contains("{name}")
     }
 }
 
-/// What was found for a request.
+/// The result of a lookup.
 pub(crate) enum RouteMatch<T> {
-    /// This, with the name in the path.
+    /// The route, with the name in the path.
     Route(T, Option<String>),
-    /// The path is known, with other methods.
+    /// The path exists with these other methods.
     OtherMethods(Vec<Method>),
-    /// Nothing.
+    /// The path does not exist.
     Nothing,
 }
 
-/// Looks a request up.
+/// Looks up the route of a request.
 pub(crate) fn find<T: Copy>(
     routes: impl Iterator<Item = (Method, Pattern, T)>,
     method: &Method,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_hold_anything_that_is_encoded_and_is_one_part_of_the_path() {
+    fn a_name_is_one_percent_decoded_segment_of_the_path() {
         let drain = Pattern("/pods/{name}/drain");
         assert_eq!(drain.matches("/pods/10.0.0.5:8000/drain"), Some(Some("10.0.0.5:8000".into())));
         assert_eq!(drain.matches("/pods/b%2F0/drain"), Some(Some("b/0".into())));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_path_with_another_method_says_which_would_do() {
+    fn a_known_path_with_another_method_yields_the_supported_methods() {
         let routes = || {
             [(Method::GET, Pattern("/pods"), 1), (Method::POST, Pattern("/pods"), 2)].into_iter()
         };

@@ -16,38 +16,40 @@ use wornpath_jobs::{RunControl, Store, StoreError};
 use wornpath_planner::OnlinePriority;
 use wornpath_routing::Name;
 
-/// Batches that are run at once.
-pub(crate) const AT_ONCE: usize = 4;
-/// Uploads that are taken in at once: each has a thread that writes it.
+/// Maximum number of batches that run at the same time.
+pub(crate) const MAX_RUNNING: usize = 4;
+/// Maximum concurrent uploads: each has a thread that writes it.
 pub(crate) const UPLOADS: usize = 64;
-/// Downloads at once: of each, a piece is in memory.
+/// Maximum concurrent downloads: each has a chunk in memory.
 pub(crate) const DOWNLOADS: usize = 256;
-/// Inputs that are read for somebody who asks, at once: each takes a thread that clients' long prompts need too.
-pub(crate) const READINGS: usize = 2;
+/// Maximum inputs that are read for plans and retries at the same time: each takes a blocking
+/// thread that clients' long prompts need as well.
+pub(crate) const READERS: usize = 2;
 
-/// Serves batches.
+/// The batch service.
 pub(crate) struct Batches {
-    /// The thread of the store, if it has one.
+    /// The store's thread, if it has one, as the watchdog sees it.
     pub(crate) _watched: Option<Watched>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) rules: BatchRules,
-    pub(crate) scratch: TempFiles,
+    pub(crate) temp_files: TempFiles,
     pub(crate) profile: PlannedProfile,
     pub(crate) worker: Arc<Worker>,
-    /// Who runs or waits for its turn, and how to tell it what is wished.
+    /// Batches that run or wait for a slot, with the channel that controls each.
     pub(crate) running: Mutex<BTreeMap<String, watch::Sender<RunControl>>>,
-    pub(crate) turns: Semaphore,
-    /// For those that end before their turn: they only need records, but their inputs are read for that.
-    pub(crate) leaving: Semaphore,
-    pub(crate) readings: Arc<Semaphore>,
+    pub(crate) run_slots: Semaphore,
+    /// Slots for batches that end before they run: only their records are written, but that
+    /// requires reading the input.
+    pub(crate) closing_slots: Semaphore,
+    pub(crate) readers: Arc<Semaphore>,
     pub(crate) uploads: Semaphore,
     pub(crate) downloads: Arc<Semaphore>,
-    pub(crate) rooms: StorageQuotas,
+    pub(crate) storage_quotas: StorageQuotas,
     pub(crate) overview: Overview,
-    /// Requests of all batches on each pod.
+    /// Batch requests in flight on each pod, over all batches.
     pub(crate) offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
-    /// How many those may be, for the pods of each model: its clients need others than those of the next.
-    pub(crate) courtesies: Mutex<Vec<(Option<Name>, OnlinePriority<PodId>)>>,
+    /// The limits of those, which follow the online load, per model.
+    pub(crate) online_priorities: Mutex<Vec<(Option<Name>, OnlinePriority<PodId>)>>,
 }
 
 impl Batches {
@@ -59,20 +61,21 @@ impl Batches {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Batches whose turn it is; others wait for one, or end without.
-    pub(crate) fn turns_taken(&self) -> usize {
-        AT_ONCE - self.turns.available_permits()
+    /// Number of batches that hold a run slot.
+    pub(crate) fn running_count(&self) -> usize {
+        MAX_RUNNING - self.run_slots.available_permits()
     }
 
-    /// The right to read an input for somebody who asks; who reads has it until that is over, also if nobody waits any more.
-    pub(crate) async fn turn_to_read(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.readings).acquire_owned().await.ok()
+    /// A permit to read an input for a plan or a retry. The reader holds it until it is done, even
+    /// if the client has disconnected.
+    pub(crate) async fn acquire_reader(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.readers).acquire_owned().await.ok()
     }
 
-    /// The count of offline requests on a pod.
+    /// The counter of batch requests in flight on a pod.
     pub(crate) fn offline_on(&self, pod: PodId) -> Arc<AtomicU32> {
         let mut counts = self.offline.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of pods that have gone, nobody holds the count any more.
+        // The counter of a removed pod has no other holder.
         counts.retain(|(_, count)| Arc::strong_count(count) > 1);
         if let Some((_, count)) = counts.iter().find(|(known, _)| *known == pod) {
             return Arc::clone(count);
@@ -82,29 +85,32 @@ impl Batches {
         count
     }
 
-    /// How many offline requests a pod of a model may have that has so many of clients now.
+    /// The maximum of batch requests on a pod of a model that has `online` online requests now.
     pub(crate) fn ceiling(
         &self,
         model: Option<Name>,
-        (now, pod, clients): (Moment, PodId, usize),
+        now: Moment,
+        pod: PodId,
+        online: usize,
     ) -> usize {
-        let mut all = self.courtesies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.online_priorities.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
             all.push((model, OnlinePriority::new(self.rules.window.get())));
             all.len() - 1
         });
-        let courtesy = &mut all[known].1;
-        courtesy.observe(now, pod, clients);
-        courtesy.ceiling(pod)
+        let priority = &mut all[known].1;
+        priority.observe(now, pod, online);
+        priority.ceiling(pod)
     }
 
-    /// Asks the store where that keeps no request waiting.
-    pub(crate) async fn ask<T: Send + 'static>(
+    /// Calls the store on a blocking thread, so that it delays no request.
+    pub(crate) async fn with_store<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
+        call: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let store = Arc::clone(&self.store);
-        let asked = self.worker.gateway().pods().background().spawn_blocking(move || ask(&*store));
-        asked.await.map_err(|error| StoreError::Unreachable(error.to_string()))?
+        let called =
+            self.worker.gateway().pods().background().spawn_blocking(move || call(&*store));
+        called.await.map_err(|error| StoreError::Unreachable(error.to_string()))?
     }
 }

@@ -1,7 +1,8 @@
-//! The pods that a batch is planned for: some must be there, and a plan is for those that were there when it was made.
+//! The pods that a batch is planned for: those that are up when the plan is made.
 //!
-//! Pods that go leave their work to the others, and come back to the same plan. One that comes anew, which is also what
-//! becomes of a pod that is replaced, has no part in it: so after a while the rest is planned anew.
+//! When a pod goes down, the others take over its work; when it returns, it rejoins the same plan.
+//! A new pod, which includes the replacement of an old one, has no part in the plan: so after a
+//! while the rest of the batch is planned again.
 
 use crate::batches::Batches;
 use crate::engines::{PlannedPod, PlannedPods};
@@ -14,14 +15,14 @@ use wornpath_index::{Moment, PodId};
 use wornpath_jobs::Batch;
 use wornpath_routing::Name;
 
-/// How often somebody looks whether a plan still fits the fleet.
+/// How often the plan is compared with the fleet.
 const LOOK: Duration = Duration::from_secs(2);
-/// Pods without a part wait for one at least so long, since others may be about to come,
+/// Minimum time before replanning for new pods, since more may be starting,
 const ANEW: Duration = Duration::from_secs(30);
-/// and so many times as long as it takes to plan, because nobody computes meanwhile.
+/// and minimum multiple of the planning time, because no pod computes meanwhile.
 const WORTH: u32 = 10;
 
-/// The pods that are up and can serve its model; waits until there is one.
+/// The pods that are up and serve the model; waits until there is one.
 pub(crate) async fn pods(batches: &Arc<Batches>, batch: &Batch, model: &BatchModel) -> PlannedPods {
     loop {
         let snapshot = batches.worker.gateway().snapshot();
@@ -35,17 +36,19 @@ pub(crate) async fn pods(batches: &Arc<Batches>, batch: &Batch, model: &BatchMod
     }
 }
 
-/// Waits until a plan that took so long to make should be made anew: no pod is ready, or one that it does not know. If all
-/// that it knows have left the fleet, that is at once.
-pub(crate) async fn outgrown(
+/// Waits until the batch should be planned again: no planned pod is up, or a new one is. `took` is
+/// the time that planning took. If all planned pods have left the fleet, it returns at once.
+pub(crate) async fn wait_until_outdated(
     batches: &Batches,
     model: &BatchModel,
-    (planned, took): (&[PodId], Duration),
+    planned: &[PodId],
+    took: Duration,
 ) {
     let mut since: Option<Moment> = None;
     loop {
         sleep(LOOK).await;
-        let (snapshot, now) = (batches.worker.gateway().snapshot(), batches.worker.gateway().now());
+        let snapshot = batches.worker.gateway().snapshot();
+        let now = batches.worker.gateway().now();
         let ready = model.ready(&snapshot);
         if !ready.is_empty() && ready.iter().all(|pod| planned.contains(&pod.id())) {
             since = None;

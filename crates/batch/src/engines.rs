@@ -1,4 +1,4 @@
-//! The gateway's pods as a batch sees them: through the pipeline that serves clients.
+//! Sends the requests of a batch through the pipeline that serves online requests.
 
 use crate::batches::Batches;
 use bytes::Bytes;
@@ -11,26 +11,26 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 use wornpath_execution::{Edit, StepCall, splice};
 use wornpath_gateway::proxy::batch_request::{BatchRequest, send_planned};
-use wornpath_gateway::reply::ClientReply as Answered;
+use wornpath_gateway::reply::ClientReply;
 use wornpath_index::PodId;
 use wornpath_jobs::{
-    EngineHealth as Standing, LineDispatch, LineReply, Outgoing, Prefilled, ReplyError, read_whole,
-    streaming, whole,
+    EngineHealth, LineDispatch, LineReply, Outgoing, Prefilled, ReplyError, read_whole, streaming,
+    whole,
 };
 use wornpath_planner::PodLoad;
 use wornpath_routing::{FleetPod, Health, Name, Role};
 
-/// Pods that a batch was planned for, by number.
+/// The pods that a batch was planned for, by number.
 pub(crate) struct PlannedPods {
     pub(crate) batches: Arc<Batches>,
     pub(crate) owner: Option<Name>,
     pub(crate) pods: Vec<PlannedPod>,
 }
 
-/// One of them.
+/// One pod of a plan.
 pub(crate) struct PlannedPod {
     id: PodId,
-    /// Offline requests on it, of all batches.
+    /// Batch requests in flight on it, over all batches.
     offline: Arc<AtomicU32>,
 }
 
@@ -40,7 +40,7 @@ impl PlannedPod {
     }
 }
 
-/// Whether it can play the part that planned requests need.
+/// Whether it has the role that batch requests need.
 pub(crate) fn is_serving(pod: &FleetPod) -> bool {
     pod.facts().roles.contains(&Role::named(Role::SERVE))
 }
@@ -50,7 +50,7 @@ pub(crate) fn is_ready(pod: &FleetPod) -> bool {
     pod.vitals().health() == Health::Up && is_serving(pod)
 }
 
-/// An offline request, which counts on its pod once it has been decided, and no more when it goes.
+/// Counts a batch request on its pod from the routing decision until it is dropped.
 struct OnPod<'a> {
     offline: &'a AtomicU32,
     counts: AtomicBool,
@@ -69,7 +69,7 @@ impl PlannedPods {
         self.pods.iter().map(|pod| pod.id).collect()
     }
 
-    /// What people call them.
+    /// Their display names.
     pub(crate) fn names(&self) -> Vec<String> {
         let snapshot = self.batches.worker.gateway().snapshot();
         let name = |id: &PodId| {
@@ -118,7 +118,7 @@ impl LineDispatch for PlannedPods {
         reply(response).await
     }
 
-    async fn health(&self, pod: usize) -> Option<Standing> {
+    async fn health(&self, pod: usize) -> Option<EngineHealth> {
         let pod = &self.pods[pod];
         let gateway = self.batches.worker.gateway();
         let snapshot = gateway.snapshot();
@@ -129,20 +129,20 @@ impl LineDispatch for PlannedPods {
         }
         let online = vitals.requests().saturating_sub(pod.offline.load(Relaxed)) as usize;
         let model = entry.pod.facts().models.first().cloned();
-        let ceiling = self.batches.ceiling(model, (gateway.now(), pod.id, online));
-        // What there is room for is shared by the batches that run.
-        let ceiling = (ceiling / self.batches.turns_taken().max(1)).max(1);
-        let seen = PodLoad {
+        let ceiling = self.batches.ceiling(model, gateway.now(), pod.id, online);
+        // The running batches share the limit.
+        let ceiling = (ceiling / self.batches.running_count().max(1)).max(1);
+        let load = PodLoad {
             running: vitals.requests() as usize,
             waiting: vitals.waiting() as usize,
             kv_usage: vitals.kv_usage(),
         };
-        Some(Standing { vitals: Some(seen), ceiling })
+        Some(EngineHealth { vitals: Some(load), ceiling })
     }
 }
 
-/// An answer, read to its end.
-async fn reply(response: Response<Answered>) -> Result<LineReply, ReplyError> {
+/// Reads a response to its end.
+async fn reply(response: Response<ClientReply>) -> Result<LineReply, ReplyError> {
     let (head, body) = response.into_parts();
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)

@@ -1,4 +1,4 @@
-//! Why a call about files or batches is turned away, in OpenAI's words.
+//! Errors of the Files and Batches APIs, in OpenAI's format.
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -9,21 +9,23 @@ use wornpath_gateway::reply::ClientReply;
 use wornpath_jobs::StoreError;
 use wornpath_routing::Problems;
 
-/// Batches that cannot be served.
+/// The batch service cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchesError {
-    /// What was kept cannot be opened.
+    /// The store cannot be opened.
     #[error("batches: {0}")]
     Store(#[from] StoreError),
-    /// The database's client is not part of this binary.
-    #[error("batches: this binary cannot speak to PostgreSQL; build it with `--features postgres`")]
+    /// PostgreSQL support is not compiled in.
+    #[error(
+        "batches: this build has no support for PostgreSQL; build it with `--features postgres`"
+    )]
     NotBuilt,
-    /// The profile for planned requests does not fit.
+    /// The profile of batch requests is not valid with the current settings.
     #[error("batches: {0}")]
     Profile(Problems),
 }
 
-/// A call that is turned away.
+/// An error response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct BatchError {
     status: StatusCode,
@@ -36,30 +38,30 @@ impl BatchError {
         Self { status, message, param: None }
     }
 
-    pub(crate) fn bad(message: &str, param: Option<&'static str>) -> Self {
+    pub(crate) fn invalid(message: &str, param: Option<&'static str>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.to_owned(), param }
     }
 
-    pub(crate) fn missing(what: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, format!("there is no {what}"))
+    pub(crate) fn not_found(message: String) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
     }
 
-    pub(crate) fn ending() -> Self {
+    pub(crate) fn shutting_down() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down".to_owned())
     }
 
-    /// The client takes too long.
-    pub(crate) fn late(what: &str, time: Duration) -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, format!("{what} within {time:?}"))
+    /// The client sends too slowly.
+    pub(crate) fn timeout(what: &str, time: Duration) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, format!("{what} timed out after {time:?}"))
     }
 
-    pub(crate) fn is_late(&self) -> bool {
+    pub(crate) fn is_timeout(&self) -> bool {
         self.status == StatusCode::REQUEST_TIMEOUT
     }
 
-    /// As many are under way as may be.
+    /// The limit of concurrent transfers is reached.
     pub(crate) fn busy(what: &str, most: usize) -> Self {
-        let message = format!("{most} {what} are under way, the most at a time; try again later");
+        let message = format!("too many concurrent {what} (limit {most}); retry later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
@@ -89,14 +91,14 @@ impl From<StoreError> for BatchError {
             StoreError::Conflict(_) | StoreError::Fenced(_) => StatusCode::CONFLICT,
             StoreError::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
             _ => {
-                // Paths of this machine are nothing for clients.
-                tracing::error!(%error, "the store of batches fails");
-                let message = "the store of batches fails; see the gateway's log".to_owned();
+                // The error may contain paths of this machine, so the client does not see it.
+                tracing::error!(%error, "batch store failed");
+                let message = "batch store failed; see the gateway's log".to_owned();
                 return Self::new(StatusCode::INTERNAL_SERVER_ERROR, message);
             }
         };
         let message = match &error {
-            StoreError::Full { .. } => "no room to keep it; try again later".to_owned(),
+            StoreError::Full { .. } => "batch store is full; retry later".to_owned(),
             other => other.to_string(),
         };
         Self::new(status, message)

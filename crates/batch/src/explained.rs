@@ -1,11 +1,12 @@
-//! The plan of a batch, explained: what its requests share, what that saves, and which pod gets what.
+//! The plan of a batch for clients: shared prefixes, saved tokens, and the requests of each pod.
 //!
-//! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
+//! It is computed from the input at every request, for the pods that are up: both determine the
+//! plan.
 
 use crate::batches::Batches;
 use crate::error::BatchError;
-use crate::file_reader::{StoredBytes, needed};
-use crate::forest::drawn;
+use crate::file_reader::{StoredBytes, require_file};
+use crate::forest::forest_json;
 use crate::model::BatchModel;
 use crate::prefix_match::match_to_caches;
 use crate::task::{RATES, most_bytes, reading};
@@ -15,49 +16,54 @@ use std::sync::Arc;
 use wornpath_jobs::{Batch, Input, InputError, StoreError};
 use wornpath_planner::{Forest, Plan, PromptGroups, Speeds};
 
-/// Groups that are listed.
+/// Maximum number of groups in the list.
 const LISTED: usize = 8;
 
 pub(crate) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, BatchError> {
-    let (own, most) = (Arc::clone(batches), most_bytes(batches, &batch));
-    let turn = batches.turn_to_read().await;
+    let service = Arc::clone(batches);
+    let most = most_bytes(batches, &batch);
+    let permit = batches.acquire_reader().await;
     let explained = batches
-        .ask(move |store| {
-            let _turn = turn;
-            let cannot = format!("batch `{}` has no plan", batch.id);
-            needed(store, &batch.input_file_id, &cannot)?;
+        .with_store(move |store| {
+            let _permit = permit;
+            let consequence = format!("batch `{}` has no plan", batch.id);
+            require_file(store, &batch.input_file_id, &consequence)?;
             let model = BatchModel::read(store, &batch.input_file_id, most)
                 .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-            let (rules, sketcher, spill) = reading(&own, &batch, &model);
-            let (gateway, snapshot) = (own.worker.gateway(), own.worker.gateway().snapshot());
+            let reading = reading(&service, &batch, &model);
+            let gateway = service.worker.gateway();
+            let snapshot = gateway.snapshot();
             let up = model.ready(&snapshot);
             let up = up.iter().map(|pod| (pod.id(), pod.facts().name.to_string()));
             let (ids, pods): (Vec<_>, Vec<_>) = up.unzip();
             let speeds = Speeds::equal(pods.len()).map_err(|_| {
-                StoreError::Unreachable("no pod is up that it could be planned for".into())
+                StoreError::Unreachable("no pod is up that serves the model of the batch".into())
             })?;
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
-            let read = Input::read_bounded(reader, &rules, &sketcher, spill, most);
-            let intake = read.map_err(|error| match error {
+            let read =
+                Input::read_bounded(reader, &reading.rules, &reading.hasher, reading.sort, most);
+            let input = read.map_err(|error| match error {
                 InputError::Read(error) => StoreError::Unreachable(error.to_string()),
                 InputError::Spill(error) => error.into(),
                 wrong @ InputError::Lines { .. } => {
                     StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))
                 }
             })?;
-            let forest = intake.forest(|_| true)?;
-            let mut plan = Plan::of_forest(&intake.queue, forest.clone(), &speeds, &RATES);
-            match_to_caches(&mut plan, &intake.queue, (gateway.pods().index(), &ids));
-            Ok(page(&batch, &intake, (&plan, &forest), &pods))
+            let forest = input.forest(|_| true)?;
+            let mut plan = Plan::of_forest(&input.queue, forest.clone(), &speeds, &RATES);
+            match_to_caches(&mut plan, &input.queue, gateway.pods().index(), &ids);
+            Ok(page(&batch, &input, &plan, &forest, &pods))
         })
         .await?;
     Ok(explained)
 }
 
-fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[String]) -> Value {
-    let queue = &intake.queue;
-    let (all, least, planned) = (intake.prompt_tokens, plan.least_tokens(), plan.planned_tokens());
+fn page(batch: &Batch, input: &Input, plan: &Plan, whole: &Forest, pods: &[String]) -> Value {
+    let queue = &input.queue;
+    let all = input.prompt_tokens;
+    let least = plan.least_tokens();
+    let planned = plan.planned_tokens();
     let share = |computed: u64| 1.0 - computed as f64 / all.max(1) as f64;
     let stops = plan.route().stops();
     let parts = plan.segments().iter().map(|segment| {
@@ -69,11 +75,11 @@ fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[
             "pod": pods[segment.pod],
             "requests": stops.len(),
             "computed_tokens": tokens(|stop| stop.fresh),
-            "first_line": stops.first().map(|stop| intake.spans[stop.job.index()].number),
+            "first_line": stops.first().map(|stop| input.spans[stop.job.index()].number),
         })
     });
     let parts: Vec<_> = parts.collect();
-    let drawn = drawn(plan, queue, pods, |job| intake.spans[job.index()].number);
+    let forest_json = forest_json(plan, queue, pods, |job| input.spans[job.index()].number);
     let groups = PromptGroups::of(whole.shared().iter().copied());
     let block = queue.block_size().get();
     let listed = groups.biggest(LISTED).into_iter().map(|id| {
@@ -83,7 +89,7 @@ fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[
             "shared_tokens": group.blocks * block,
             "requests": group.positions.len(),
             "saved_tokens": group.saved_blocks(groups.blocks_above(group)) * block as u64,
-            "line": intake.spans[first.index()].number,
+            "line": input.spans[first.index()].number,
         })
     });
     json!({
@@ -97,6 +103,6 @@ fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[
         "expected_hit_rate": share(planned),
         "segments": parts,
         "groups": listed.collect::<Vec<_>>(),
-        "forest": drawn,
+        "forest": forest_json,
     })
 }

@@ -5,11 +5,11 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use wornpath_jobs::{LineSource, LineSpan, Store, StoreError};
 
-/// Bytes and lines that are read at once, at most.
+/// Maximum bytes and lines of one read.
 const PIECE: u64 = 1 << 20;
 const MOST_LINES: usize = 1_024;
 
-/// A stored file as bytes in a row.
+/// A stored file as a byte stream.
 pub(crate) struct StoredBytes<'a> {
     pub(crate) store: &'a dyn Store,
     pub(crate) file: &'a str,
@@ -25,12 +25,12 @@ impl Read for StoredBytes<'_> {
     }
 }
 
-/// Whether a file is there that something is to be made of; if not, who asked is told what cannot be done for lack of it.
-pub(crate) fn needed(store: &dyn Store, file: &str, what: &str) -> Result<(), StoreError> {
+/// Fails with a conflict if a file does not exist. `what` is the consequence, for the client.
+pub(crate) fn require_file(store: &dyn Store, file: &str, what: &str) -> Result<(), StoreError> {
     match store.file(file) {
         Ok(_) => Ok(()),
         Err(StoreError::Missing(_)) => {
-            Err(StoreError::Conflict(format!("{what}, because file `{file}` is gone")))
+            Err(StoreError::Conflict(format!("{what}: file `{file}` was deleted")))
         }
         Err(error) => Err(error),
     }
@@ -44,7 +44,7 @@ pub(crate) struct StoredLines {
 }
 
 impl StoredLines {
-    /// Some lines, in ascending order, with one call to the store.
+    /// Reads lines, in ascending order, with one call to the store.
     pub(crate) fn piece(&self, lines: &[u32]) -> Result<Vec<Bytes>, StoreError> {
         let spans: Vec<_> = lines.iter().map(|line| self.spans[*line as usize]).collect();
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
@@ -54,10 +54,11 @@ impl StoredLines {
         let mut bytes = vec![0; length as usize];
         let read = self.store.read_file(&self.file, first.offset, &mut bytes)?;
         if read < bytes.len() {
-            let what = format!("line {} in file `{}` any more", last.number, self.file);
+            let what = format!("line {} of file `{}`", last.number, self.file);
             return Err(StoreError::Missing(what));
         }
-        let (bytes, begin) = (Bytes::from(bytes), first.offset);
+        let bytes = Bytes::from(bytes);
+        let begin = first.offset;
         let line = |span: &LineSpan| {
             let start = (span.offset - begin) as usize;
             bytes.slice(start..start + span.bytes as usize)
@@ -65,7 +66,7 @@ impl StoredLines {
         Ok(spans.iter().map(line).collect())
     }
 
-    /// Cuts lines, in ascending order, into runs that may be read in one piece.
+    /// Splits lines, in ascending order, into runs that one read can cover.
     pub(crate) fn pieces<'a>(&'a self, lines: &'a [u32]) -> impl Iterator<Item = &'a [u32]> {
         let end = |line: u32| {
             let span = self.spans[line as usize];
@@ -75,7 +76,7 @@ impl StoredLines {
         std::iter::from_fn(move || {
             let begin = self.spans[*rest.first()? as usize].offset;
             let fits = |line: &&u32| end(**line) - begin <= PIECE;
-            // A line that is longer than a piece is one of its own.
+            // A line that is longer than the limit is read alone.
             let count = rest.iter().take(MOST_LINES).take_while(fits).count().max(1);
             let piece;
             (piece, rest) = rest.split_at(count);
@@ -103,9 +104,11 @@ mod tests {
             7_000 => "x".repeat(3 << 20),
             _ => format!("line {number}"),
         };
-        let (mut spans, mut content) = (Vec::new(), Vec::new());
+        let mut spans = Vec::new();
+        let mut content = Vec::new();
         for number in 0..20_000 {
-            let (offset, line) = (content.len() as u64, text(number));
+            let offset = content.len() as u64;
+            let line = text(number);
             spans.push(LineSpan { offset, bytes: line.len() as u32, number: number + 1 });
             content.extend_from_slice(line.as_bytes());
             content.push(b'\n');

@@ -1,4 +1,5 @@
-//! The end of a batch: records for lines that nobody computes any more, the files of its results, and its last state.
+//! Finalizes a batch: error records for lines that were not executed, the result files, and the
+//! final status.
 
 use crate::batches::Batches;
 use crate::file_reader::StoredLines;
@@ -10,42 +11,53 @@ use wornpath_jobs::{
     StoreError,
 };
 
-/// Whether a batch has ended.
+/// Why a line was not executed, in OpenAI's words.
+#[derive(Clone, Copy)]
+struct Unexecuted {
+    code: &'static str,
+    message: &'static str,
+}
+
+const CANCELLED: Unexecuted = Unexecuted {
+    code: "batch_cancelled",
+    message: "This request was not executed before the batch was cancelled.",
+};
+const EXPIRED: Unexecuted = Unexecuted {
+    code: "batch_expired",
+    message: "This request could not be executed before the completion window expired.",
+};
+
+/// Whether a batch is finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FinishedBatch {
     Yes,
-    /// Others run parts of it, or lines are left to compute.
+    /// Other gateways run parts of it, or lines are left to compute.
     NotYet,
-    /// No pod that could compute it can be reached from here, and perhaps from elsewhere.
+    /// No pod of this gateway can serve it; those of another gateway may.
     Unserved,
 }
 
-/// Gives every line that is left its record, and the batch its end.
-pub(crate) async fn end(
+/// Records the lines that were not executed, adds the result files, and sets the final status.
+pub(crate) async fn finalize(
     batches: &Arc<Batches>,
     lease: Lease,
-    (source, mark): (Arc<StoredLines>, InputMark),
+    source: Arc<StoredLines>,
+    mark: InputMark,
 ) -> Result<FinishedBatch, StoreError> {
     batches
-        .ask(move |store| {
+        .with_store(move |store| {
             let batch = store.batch(&lease.batch)?;
             let is_cancelled = batch.status() == BatchStatus::Cancelling;
             if batch.counts.pending() > 0 && !lease.is_whole() {
                 return Ok(FinishedBatch::NotYet);
             }
             if batch.counts.pending() > 0 {
-                let (code, message) = match is_cancelled {
-                    true => (
-                        "batch_cancelled",
-                        "This request was not executed before the batch was cancelled.",
-                    ),
+                let reason = match is_cancelled {
+                    true => CANCELLED,
                     false if unix_time() < batch.expires_at => return Ok(FinishedBatch::NotYet),
-                    false => (
-                        "batch_expired",
-                        "This request could not be executed before the completion window expired.",
-                    ),
+                    false => EXPIRED,
                 };
-                leave(store, &lease, (&source, mark), (code, message))?;
+                record_unexecuted(store, &lease, &source, mark, reason)?;
             }
             let is_expired = batch.counts.pending() > 0 && !is_cancelled;
             let batch = store.batch(&lease.batch)?;
@@ -74,12 +86,13 @@ pub(crate) async fn end(
         .await
 }
 
-/// Records for lines that nobody will compute any more.
-fn leave(
+/// Publishes an error record for every line without a record.
+fn record_unexecuted(
     store: &dyn Store,
     lease: &Lease,
-    (source, mark): (&StoredLines, InputMark),
-    (code, message): (&str, &str),
+    source: &StoredLines,
+    mark: InputMark,
+    reason: Unexecuted,
 ) -> Result<(), StoreError> {
     let name = lease.batch.trim_start_matches("batch_");
     let missing = store.standing(lease, mark)?.missing;
@@ -93,7 +106,7 @@ fn leave(
                     BatchLine::parse(&bytes, LineForm::Free).ok().and_then(|line| line.custom_id);
                 let custom_id = serde_json::Value::from(parsed).to_string().into_bytes();
                 let owner = Owner { line: *line, custom_id, name: name.to_owned() };
-                owner.error(code, message)
+                owner.error(reason.code, reason.message)
             })
             .collect();
         store.publish(lease, &records)?;
@@ -101,7 +114,8 @@ fn leave(
     Ok(())
 }
 
-/// Makes a file of results. Its name follows from the batch's: whoever ends it after another that was interrupted makes the same.
+/// Adds a result file. Its id follows from the batch's, so a second attempt after an interruption
+/// writes the same file.
 fn add_results(
     store: &dyn Store,
     batch: &Batch,
@@ -128,7 +142,7 @@ mod tests {
     use wornpath_jobs::{FsStore, Interface, LineSpan, NewBatch, RealDisk};
 
     #[test]
-    fn lines_that_nobody_computes_get_their_records_and_answered_ones_keep_theirs() {
+    fn unexecuted_lines_get_error_records_and_executed_ones_keep_theirs() {
         let folder = std::env::temp_dir().join(format!("wornpath-ending-{}", std::process::id()));
         let store: Arc<dyn Store> = Arc::new(FsStore::open(Arc::new(RealDisk), &folder).unwrap());
         let line = |number: u32| {
@@ -173,7 +187,7 @@ mod tests {
             (0..3_000).step_by(2).map(|line| owner(line).error("x", "")).collect();
         store.publish(&lease, &answered).unwrap();
         let source = StoredLines { store: Arc::clone(&store), file: "file-a".into(), spans };
-        leave(&*store, &lease, (&source, mark), ("batch_cancelled", "")).unwrap();
+        record_unexecuted(&*store, &lease, &source, mark, CANCELLED).unwrap();
         assert_eq!(store.batch("batch_a").unwrap().counts.pending(), 0);
         let mut errors = vec![0; 1 << 20];
         let read = store.read_results("batch_a", RecordKind::Error, 0, &mut errors).unwrap();

@@ -1,18 +1,18 @@
-//! The prefix forest of a plan, small enough to be drawn: what each pod gets, and the groups of requests whose common
-//! prefix saves the most, each below the one around it.
+//! The prefix forest of a plan, reduced for display: the segment of each pod, and the groups of
+//! requests whose common prefix saves the most tokens, nested.
 //!
-//! Groups are those of the planned order, so a prefix that two pods compute is there twice.
+//! Groups follow the planned order, so a prefix that two pods compute appears twice.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use wornpath_planner::{GroupId, JobId, Plan, PromptGroups, Queue};
 
-/// Groups that are told: more than a screen can show.
+/// Maximum number of groups: more than a screen can show.
 const MOST: usize = 96;
 
-/// Where in the planned order each pod's requests stand, and each group's, with what they share and save. `line` says
-/// which line of the input a request is.
-pub(crate) fn drawn(
+/// The positions of each pod's requests and of each group in the planned order, with shared and
+/// saved tokens. `line` returns the input line of a request.
+pub(crate) fn forest_json(
     plan: &Plan,
     queue: &Queue,
     pods: &[String],
@@ -21,13 +21,13 @@ pub(crate) fn drawn(
     let stops = plan.route().stops();
     let groups = PromptGroups::of(stops.iter().map(|stop| stop.shared));
     let block = queue.block_size().get();
-    let mut told = groups.biggest(MOST);
-    let places = |id: &GroupId| &groups.all()[id.index()].positions;
-    // Whoever stands around others comes before them.
-    told.sort_by_key(|id| (places(id).start, std::cmp::Reverse(places(id).end)));
-    let positions: BTreeMap<GroupId, usize> = told.iter().copied().zip(0..).collect();
+    let mut listed = groups.biggest(MOST);
+    let range = |id: &GroupId| &groups.all()[id.index()].positions;
+    // An enclosing group comes before the groups inside it.
+    listed.sort_by_key(|id| (range(id).start, std::cmp::Reverse(range(id).end)));
+    let positions: BTreeMap<GroupId, usize> = listed.iter().copied().zip(0..).collect();
     let segments = plan.segments();
-    let shown = told.iter().map(|id| {
+    let shown = listed.iter().map(|id| {
         let group = &groups.all()[id.index()];
         let above = groups.blocks_above(group);
         let mut around = std::iter::successors(group.parent, |id| groups.all()[id.index()].parent);
@@ -69,15 +69,15 @@ mod tests {
             queue.push(&job).unwrap();
         }
         let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
-        drawn(&plan, &queue, &["pod-0".to_owned()], |job| job.0 + 1)
+        forest_json(&plan, &queue, &["pod-0".to_owned()], |job| job.0 + 1)
     }
 
     #[test]
-    fn groups_stand_below_those_around_them_and_within_their_pod() {
-        let drawn = planned(&[&[1, 2, 3], &[1, 2, 4], &[1, 5, 6], &[7, 8, 9]]);
-        assert_eq!(drawn["segments"], json!([{"pod": "pod-0", "from": 0, "requests": 4}]));
-        let groups = drawn["groups"].as_array().unwrap();
-        assert_eq!(groups.len(), 2, "{drawn}");
+    fn groups_are_nested_and_stay_within_their_pod() {
+        let forest_json = planned(&[&[1, 2, 3], &[1, 2, 4], &[1, 5, 6], &[7, 8, 9]]);
+        assert_eq!(forest_json["segments"], json!([{"pod": "pod-0", "from": 0, "requests": 4}]));
+        let groups = forest_json["groups"].as_array().unwrap();
+        assert_eq!(groups.len(), 2, "{forest_json}");
         let fact = |group: usize, name: &str| groups[group][name].as_u64();
         assert_eq!((fact(0, "requests"), fact(0, "shared_tokens")), (Some(3), Some(16)));
         assert_eq!((fact(1, "requests"), fact(1, "shared_tokens")), (Some(2), Some(32)));
@@ -86,12 +86,15 @@ mod tests {
             let from = fact(group, "from").unwrap();
             from..from + fact(group, "requests").unwrap()
         };
-        assert!(within(0).start <= within(1).start && within(1).end <= within(0).end, "{drawn}");
+        assert!(
+            within(0).start <= within(1).start && within(1).end <= within(0).end,
+            "{forest_json}"
+        );
         assert_eq!(fact(0, "saved_tokens"), Some(2 * 16), "computed once instead of three times");
     }
 
     #[test]
-    fn of_many_groups_the_largest_are_told_and_none_hangs_on_one_that_is_not() {
+    fn of_many_groups_the_largest_are_listed_and_none_refers_to_an_unlisted_one() {
         let mut chains = Vec::new();
         for group in 0..200_u64 {
             for number in 0..2 {
@@ -99,9 +102,9 @@ mod tests {
             }
         }
         let chains: Vec<&[u64]> = chains.iter().map(Vec::as_slice).collect();
-        let drawn = planned(&chains);
-        assert_eq!(drawn["groups_in_all"], 200);
-        let groups = drawn["groups"].as_array().unwrap();
+        let forest_json = planned(&chains);
+        assert_eq!(forest_json["groups_in_all"], 200);
+        let groups = forest_json["groups"].as_array().unwrap();
         assert_eq!(groups.len(), MOST);
         assert!(groups.iter().all(|group| group["follows"].is_null()));
     }

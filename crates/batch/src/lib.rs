@@ -1,9 +1,10 @@
-//! OpenAI's Files and Batches interface, on the gateway's own pipeline.
+//! OpenAI's Files and Batches APIs, served through the gateway's own pipeline.
 //!
-//! What clients upload and create is kept in a [`Store`] before they are answered. Every batch that has not ended
-//! is run by one task ([`task`]): read, planned over the pods that are there, and sent through the same
-//! decisions and the same queue as everybody's requests, at the lowest priority and with its planned pod
-//! as a hint. How many are under way at once shrinks as clients want more.
+//! Files and batches are written to a [`Store`] before the client gets a response. Each unfinished
+//! batch has one task ([`task`]) that reads the input, plans it over the pods that are up, and
+//! sends its requests through the same routing and the same queue as online requests, at the lowest
+//! priority and with the planned pod as a hint. The more online requests there are, the fewer batch
+//! requests are in flight.
 #![forbid(unsafe_code)]
 
 mod batches;

@@ -1,4 +1,4 @@
-//! Lists in pages, and files as they are read.
+//! Paginated lists, and streamed file content.
 
 use crate::batches::{Batches, DOWNLOADS};
 use crate::error::BatchError;
@@ -9,22 +9,22 @@ use tokio::sync::mpsc;
 use wornpath_gateway::watchdog::heartbeat::named;
 use wornpath_jobs::{FileEntry, Store, StoreError};
 
-/// How long pages are if nobody says, and at most.
+/// Default and maximum page size.
 #[derive(Clone, Copy)]
 pub(crate) struct ListPages {
     usual: usize,
     most: usize,
 }
 
-/// As OpenAI has them.
+/// OpenAI's page sizes.
 pub(crate) const OF_BATCHES: ListPages = ListPages { usual: 20, most: 100 };
 pub(crate) const OF_FILES: ListPages = ListPages { usual: 10_000, most: 10_000 };
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE: usize = 256 << 10;
-/// Bytes that a client takes at once: few, so that a slow one is seen to take something.
+/// Bytes of one chunk to the client: small, so that a slow client makes visible progress.
 const PART: usize = 32 << 10;
 
-/// What a list is asked for.
+/// The query parameters of a list.
 #[derive(Debug, Default)]
 pub(crate) struct ListQuery {
     pub(crate) after: Option<String>,
@@ -34,22 +34,22 @@ pub(crate) struct ListQuery {
 }
 
 impl ListQuery {
-    /// From the query of a URL.
+    /// Parses the query of a URL.
     pub(crate) fn of(query: Option<&str>) -> Self {
-        let mut asked = Self::default();
+        let mut list = Self::default();
         for pair in query.unwrap_or_default().split('&') {
             match pair.split_once('=') {
-                Some(("after", value)) => asked.after = Some(value.to_owned()),
-                Some(("limit", value)) => asked.limit = Some(value.to_owned()),
-                Some(("order", value)) => asked.order = Some(value.to_owned()),
-                Some(("purpose", value)) => asked.purpose = Some(value.to_owned()),
+                Some(("after", value)) => list.after = Some(value.to_owned()),
+                Some(("limit", value)) => list.limit = Some(value.to_owned()),
+                Some(("order", value)) => list.order = Some(value.to_owned()),
+                Some(("purpose", value)) => list.purpose = Some(value.to_owned()),
                 _ => {}
             }
         }
-        asked
+        list
     }
 
-    /// Those of a list of files, newest first, that are wanted, in the order in which they are.
+    /// Filters a list of files, newest first, by purpose, and sorts it by the requested order.
     pub(crate) fn chosen(&self, mut files: Vec<FileEntry>) -> Result<Vec<FileEntry>, BatchError> {
         if let Some(purpose) = &self.purpose {
             files.retain(|file| file.purpose == *purpose);
@@ -58,22 +58,27 @@ impl ListQuery {
             None | Some("desc") => {}
             Some("asc") => files.reverse(),
             Some(other) => {
-                let message = format!("`order` is `{other}`; it must be `asc` or `desc`");
-                return Err(BatchError::bad(&message, Some("order")));
+                let message =
+                    format!("invalid value: `{other}`; supported values are: `asc`, `desc`");
+                return Err(BatchError::invalid(&message, Some("order")));
             }
         }
         Ok(files)
     }
 
-    /// One page of `all`, which has an `id` each.
+    /// One page of `all`; each item has an `id`.
     pub(crate) fn page(&self, all: Vec<Value>, pages: ListPages) -> Result<Value, BatchError> {
         let ListPages { usual, most } = pages;
         let limit = match &self.limit {
             None => usual,
             Some(limit) => {
                 let limit = limit.parse().ok().filter(|limit| (1..=most).contains(limit));
-                let wrong =
-                    || BatchError::bad(&format!("`limit` must be from 1 to {most}"), Some("limit"));
+                let wrong = || {
+                    BatchError::invalid(
+                        &format!("invalid `limit`: it must be an integer between 1 and {most}"),
+                        Some("limit"),
+                    )
+                };
                 limit.ok_or_else(wrong)?
             }
         };
@@ -82,8 +87,8 @@ impl ListQuery {
             Some(after) => {
                 let at = all.iter().position(|item| item["id"] == after.as_str());
                 at.ok_or_else(|| {
-                    BatchError::bad(
-                        &format!("`after` is `{after}`, which is not in the list"),
+                    BatchError::invalid(
+                        &format!("invalid `after`: no object found with id `{after}`"),
                         Some("after"),
                     )
                 })? + 1
@@ -92,34 +97,35 @@ impl ListQuery {
         let has_more = all.len() > from + limit;
         let data: Vec<_> = all.into_iter().skip(from).take(limit).collect();
         let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
-        let (first, last) = (id(data.first()), id(data.last()));
+        let first = id(data.first());
+        let last = id(data.last());
         Ok(
             json!({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}),
         )
     }
 }
 
-/// A file's bytes as they are read, a little ahead of whoever wants them. No thread waits for a client, and a client that
-/// takes nothing for as long as an engine may say nothing has no more read for it.
+/// Streams the content of a file, one read ahead of the client. No thread waits for a client, and a
+/// client that reads nothing for `timeouts.between_bytes` is cut off.
 pub(crate) fn content(
     batches: &Arc<Batches>,
     read: impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
 ) -> Result<mpsc::Receiver<Option<Bytes>>, BatchError> {
-    let place = Arc::clone(&batches.downloads).try_acquire_owned();
-    let place = place.map_err(|_| BatchError::busy("downloads", DOWNLOADS))?;
+    let permit = Arc::clone(&batches.downloads).try_acquire_owned();
+    let permit = permit.map_err(|_| BatchError::busy("downloads", DOWNLOADS))?;
     let (sender, pieces) = mpsc::channel(1);
-    let (batches, handle) =
-        (Arc::clone(batches), batches.worker.gateway().pods().background().clone());
+    let batches = Arc::clone(batches);
+    let handle = batches.worker.gateway().pods().background().clone();
     handle.spawn(named("batch file download", async move {
-        // Whatever goes wrong, there is no end then: the client sees that something is missing.
-        let _ = pass_on(&batches, Arc::new(read), sender).await;
-        drop(place);
+        // After a failure the stream has no end, so the client sees that it is incomplete.
+        let _ = stream_content(&batches, Arc::new(read), sender).await;
+        drop(permit);
     }));
     Ok(pieces)
 }
 
-/// Reads and sends piece by piece; none if that cannot be done to the end.
-async fn pass_on(
+/// Reads and sends chunk by chunk; `None` if that fails before the end.
+async fn stream_content(
     batches: &Batches,
     read: Arc<
         impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
@@ -136,7 +142,7 @@ async fn pass_on(
             piece.truncate(count);
             Ok(Bytes::from(piece))
         };
-        let mut piece = batches.ask(reading).await.ok()?;
+        let mut piece = batches.with_store(reading).await.ok()?;
         if piece.is_empty() {
             return sender.send_timeout(None, time).await.ok();
         }
@@ -158,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_each_other_without_gap() {
+    fn consecutive_pages_have_no_gap() {
         let first = page("limit=2").unwrap();
         assert_eq!((&first["last_id"], &first["has_more"]), (&json!("b1"), &json!(true)));
         let last = page("limit=3&after=b1").unwrap();
@@ -170,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_chosen_by_purpose_and_come_in_the_order_asked_for() {
+    fn files_are_filtered_by_purpose_and_sorted_as_requested() {
         let files = |query: &str| {
             let file = |(id, purpose): (&str, &str)| FileEntry {
                 id: id.to_owned(),

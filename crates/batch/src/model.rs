@@ -1,7 +1,7 @@
-//! The model that a batch is for: the one that its first line names, since a batch has one.
+//! The model of a batch: the one that its first line names, since a batch has one model.
 //!
-//! It says how prompts are cut into blocks and which pods a plan is for. Lines that name another are sent all the same, and then
-//! only the pipeline knows where.
+//! It determines the block size and the pods of the plan. Lines that name another model are sent as
+//! well; the pipeline then chooses their pod.
 
 use crate::engines::{is_ready, is_serving};
 use crate::file_reader::StoredBytes;
@@ -12,12 +12,12 @@ use wornpath_gateway::fleet::snapshot::FleetSnapshot;
 use wornpath_jobs::Store;
 use wornpath_routing::FleetPod;
 
-/// What the first line of a batch calls its model; empty if it does not say.
+/// The model name in the first line of a batch; empty if it has none.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct BatchModel(String);
 
 impl BatchModel {
-    /// Looks into an input whose lines have so many bytes at most.
+    /// Reads the first line of an input whose lines have at most `most_bytes`.
     pub(crate) fn read(store: &dyn Store, file: &str, most_bytes: usize) -> io::Result<Self> {
         let reader = StoredBytes { store, file, offset: 0 };
         Self::of(BufReader::new(reader).take(most_bytes as u64))
@@ -35,14 +35,16 @@ impl BatchModel {
         Ok(Self(String::new()))
     }
 
-    /// What the configuration says about it. As far as its name stands there the pods are not asked, because gateways that share
-    /// a batch must come to the same order, whatever each of them knows of its pods; what says nothing is the first model's.
+    /// Its settings. A configured name is used without looking at the pods, because gateways that
+    /// share a batch must plan the same order, whatever pods each of them has. A batch without a
+    /// model name uses the first model.
     pub(crate) fn settings<'a>(
         &self,
         snapshot: &FleetSnapshot,
         settings: &'a Settings,
     ) -> Option<&'a ModelSettings> {
-        let (models, name) = (&settings.models, &self.0);
+        let models = &settings.models;
+        let name = &self.0;
         let known = models.iter().find(|model| model.name == *name || model.aliases.contains(name));
         known
             .or_else(|| {
@@ -52,14 +54,14 @@ impl BatchModel {
             .or(models.first())
     }
 
-    /// The pods that it can be planned for now. If none serves it, nor is one there that has yet to say what it serves,
-    /// those are all: its lines are refused as clients' requests would be.
+    /// The pods that it can be planned for now. If no pod serves it, and every pod has reported its
+    /// models, these are all pods: the lines then fail as online requests would.
     pub(crate) fn ready<'a>(&self, snapshot: &'a FleetSnapshot) -> Vec<&'a FleetPod> {
         let wanted = snapshot.model(&self.0);
         let serves = |pod: &FleetPod| {
-            let (models, loras) = (&pod.facts().models, &pod.facts().loras);
-            models.contains(&wanted.base)
-                && wanted.lora.as_ref().is_none_or(|lora| loras.contains(lora))
+            let facts = pod.facts();
+            facts.models.contains(&wanted.base)
+                && wanted.lora.as_ref().is_none_or(|lora| facts.loras.contains(lora))
         };
         let may_serve = |pod: &&FleetPod| serves(pod) || pod.facts().models.is_empty();
         let pods = snapshot.fleet().pods();
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_is_that_of_the_first_line_that_is_one() {
+    fn the_model_is_that_of_the_first_non_blank_line() {
         let model = |input: &str| BatchModel::of(input.as_bytes()).unwrap().0;
         let line =
             |model: &str| format!("{{\"body\": {{\"model\": \"{model}\", \"prompt\": \"p\"}}}}\n");

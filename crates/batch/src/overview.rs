@@ -1,6 +1,6 @@
-//! Batches as operators see them: how far each is, how long it will take, and what was planned for it.
+//! Batches for operators: progress, estimated time left, and the plan.
 //!
-//! Whoever runs a batch leaves here what it planned; nothing is asked of the disk but the batch itself.
+//! The task of a batch registers its plan here; only the batch itself is read from the store.
 
 use crate::batches::Batches;
 use serde_json::{Value, json};
@@ -12,54 +12,54 @@ use wornpath_index::Moment;
 use wornpath_jobs::{Batch, RunProgress};
 use wornpath_planner::{Plan, Queue};
 
-/// Batches that have ended and are still shown.
+/// Number of finished batches that are still shown.
 const ENDED: usize = 10;
 
-/// What is known of batches beside what is stored.
+/// State of batches that is not stored.
 #[derive(Default)]
-pub(crate) struct Overview(Mutex<KnownBatch>);
+pub(crate) struct Overview(Mutex<OverviewState>);
 
 #[derive(Default)]
-struct KnownBatch {
-    underway: BTreeMap<String, Underway>,
-    /// The latest first, each with its plan and its forest if it came to them.
+struct OverviewState {
+    running: BTreeMap<String, RunningBatch>,
+    /// The latest first, each with its plan if it was planned.
     ended: VecDeque<(String, Option<PlannedBatch>)>,
 }
 
-/// What was planned for a batch.
+/// The plan of a batch.
 #[derive(Clone)]
 pub(crate) struct PlannedBatch {
-    /// In figures, which every snapshot has.
+    /// Its figures, which every snapshot contains.
     pub(crate) figures: Value,
-    /// Its prefix forest, for those who ask.
+    /// Its prefix forest, on request.
     pub(crate) forest: Arc<Value>,
 }
 
 /// A batch whose requests are being sent.
-pub(crate) struct Underway {
+pub(crate) struct RunningBatch {
     pub(crate) plan: PlannedBatch,
     pub(crate) progress: watch::Receiver<RunProgress>,
-    /// When it began to be sent.
+    /// When sending began.
     pub(crate) began: Moment,
-    /// Lines that had a record then.
+    /// Lines that had a record at that time.
     pub(crate) done_before: u32,
 }
 
 impl Overview {
-    /// A batch is being sent.
-    pub(crate) fn begins(&self, id: &str, underway: Underway) {
-        self.known().underway.insert(id.to_owned(), underway);
+    /// Registers a batch whose requests are being sent.
+    pub(crate) fn start(&self, id: &str, running: RunningBatch) {
+        self.known().running.insert(id.to_owned(), running);
     }
 
-    /// Nobody runs a batch any more.
-    pub(crate) fn ends(&self, id: &str) {
+    /// The task of a batch has ended.
+    pub(crate) fn finish(&self, id: &str) {
         let mut known = self.known();
-        let plan = known.underway.remove(id).map(|underway| underway.plan);
+        let plan = known.running.remove(id).map(|running| running.plan);
         known.ended.push_front((id.to_owned(), plan));
         known.ended.truncate(ENDED);
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownBatch> {
+    fn known(&self) -> MutexGuard<'_, OverviewState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -74,7 +74,7 @@ pub(crate) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
         "requests": plan.route().stops().len() + plan.copies().len(),
         "copies": plan.copies().len(),
         "prompt_tokens": prompt_tokens,
-        // What is computed at least, whoever plans, and by this plan.
+        // The lower bound of any plan, and the tokens computed by this plan.
         "least_tokens": plan.least_tokens(),
         "planned_tokens": plan.planned_tokens(),
         "pods": pods.iter().enumerate().map(share).collect::<Vec<_>>(),
@@ -82,8 +82,8 @@ pub(crate) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
 }
 
 impl Batches {
-    /// Those that run, the newest first, and then those that ended last. Those that the store cannot tell of are
-    /// left out.
+    /// Running batches, the newest first, then those that finished last. Batches that the store
+    /// cannot read are omitted.
     pub(crate) fn overview(&self, now: Moment) -> Vec<Value> {
         let running: Vec<String> = self.running().keys().cloned().collect();
         let ended: Vec<_> = self.overview.known().ended.iter().cloned().collect();
@@ -99,11 +99,11 @@ impl Batches {
         running.chain(ended).collect()
     }
 
-    /// The prefix forest of a batch's plan, if it runs or was among the last to end.
+    /// The prefix forest of a batch's plan, if it runs or was among the last to finish.
     pub(crate) fn forest(&self, id: &str) -> Option<Arc<Value>> {
         let known = self.overview.known();
         let ended = || known.ended.iter().find(|(ended, _)| ended == id)?.1.as_ref();
-        let plan = known.underway.get(id).map(|underway| &underway.plan).or_else(ended);
+        let plan = known.running.get(id).map(|running| &running.plan).or_else(ended);
         plan.map(|plan| Arc::clone(&plan.forest))
     }
 
@@ -119,16 +119,16 @@ impl Batches {
             "output_tokens": batch.usage.output,
             "expires_in_seconds": batch.expires_at.saturating_sub(unix_time()),
         });
-        if let Some(underway) = self.overview.known().underway.get(&batch.id) {
-            let progress = underway.progress.borrow();
-            shown["plan"] = underway.plan.figures.clone();
+        if let Some(running) = self.overview.known().running.get(&batch.id) {
+            let progress = running.progress.borrow();
+            shown["plan"] = running.plan.figures.clone();
             shown["in_flight"] = progress.in_flight.into();
             shown["pods_gone"] = progress.gone.into();
             shown["blocked"] = progress.blocked.clone().into();
             let done = batch.counts.total - batch.counts.pending();
-            let done = done.saturating_sub(underway.done_before);
+            let done = done.saturating_sub(running.done_before);
             if done > 0 {
-                let each = now.saturating_sub(underway.began).as_secs_f64() / f64::from(done);
+                let each = now.saturating_sub(running.began).as_secs_f64() / f64::from(done);
                 shown["seconds_left"] = (each * f64::from(batch.counts.pending())).into();
             }
         }

@@ -1,4 +1,4 @@
-//! What decides about planned requests, by the models of now: a configuration that is read again may bring others.
+//! The routing profile of batch requests, rebuilt when a reload changes the models.
 
 use crate::error::BatchesError;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +7,9 @@ use wornpath_gateway::RouteTable;
 use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_routing::{Profile, ProfileEnv};
 
-/// How planned requests are routed: where the plan says, if that pod may take them. They wait in the queue, behind
-/// everybody else's, until that pod is about to have computed what it was sent, and none waits inside its engine.
+/// Routes batch requests to their planned pod, if it is eligible. They wait in the queue, behind
+/// all online requests, until the pod has nearly finished its work and no request waits in its
+/// engine.
 pub const PLANNED: &str = "\
 prepare: [plan_hint, tokenize, block_hash]
 filter: [healthy, model]
@@ -22,7 +23,7 @@ hold:
   deadline: 10m
 ";
 
-/// The same by the prompts' text, where some model has no tokenizer.
+/// The same by the prompts' text, for models without a tokenizer.
 const PLANNED_BY_TEXT: &str = "\
 prepare: [plan_hint, text_blocks]
 filter: [healthy, model]
@@ -37,46 +38,51 @@ hold:
 speculate: 600s
 ";
 
-/// The profile, and what it was made by.
+/// A profile, and the settings and routes that it was built for.
 struct BuiltProfile {
     settings: Arc<Settings>,
     routing: Arc<RouteTable>,
     profile: Arc<Profile>,
 }
 
-/// The profile of planned requests.
+/// The profile of batch requests, for the current settings.
 pub(crate) struct PlannedProfile(Mutex<BuiltProfile>);
 
 impl PlannedProfile {
-    /// By what is in force.
+    /// Builds the profile for the current settings.
     ///
     /// # Errors
-    /// If it does not fit.
+    /// If the profile is not valid with these settings.
     pub(crate) fn new(gateway: &Gateway) -> Result<Self, BatchesError> {
-        let (settings, routing) = (gateway.settings(), gateway.routes());
+        let settings = gateway.settings();
+        let routing = gateway.routes();
         let profile = Arc::new(check(&settings, &routing)?);
         Ok(Self(Mutex::new(BuiltProfile { settings, routing, profile })))
     }
 
-    /// By what is in force now. Should it not fit any more, by what was before.
+    /// The profile for the current settings; the last valid one if they make it invalid.
     pub(crate) fn now(&self, gateway: &Gateway) -> Arc<Profile> {
-        let (settings, routing) = (gateway.settings(), gateway.routes());
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(&made.settings, &settings) || !Arc::ptr_eq(&made.routing, &routing) {
+        let settings = gateway.settings();
+        let routing = gateway.routes();
+        let mut built = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&built.settings, &settings) || !Arc::ptr_eq(&built.routing, &routing) {
             match check(&settings, &routing) {
-                Ok(profile) => made.profile = Arc::new(profile),
-                Err(error) => tracing::error!("{error}; what was in force before stays"),
+                Ok(profile) => built.profile = Arc::new(profile),
+                Err(error) => {
+                    tracing::error!(%error, "batch profile is invalid; keeping the last one")
+                }
             }
-            (made.settings, made.routing) = (settings, routing);
+            built.settings = settings;
+            built.routing = routing;
         }
-        Arc::clone(&made.profile)
+        Arc::clone(&built.profile)
     }
 }
 
 fn check(settings: &Settings, routing: &RouteTable) -> Result<Profile, BatchesError> {
-    let surroundings = ProfileEnv { models: Arc::clone(routing.models()), ..ProfileEnv::default() };
+    let env = ProfileEnv { models: Arc::clone(routing.models()), ..ProfileEnv::default() };
     let models = &settings.models;
     let is_exact = !models.is_empty() && models.iter().all(|model| model.tokenizer.is_some());
     let planned = if is_exact { PLANNED } else { PLANNED_BY_TEXT };
-    Profile::check("planned requests", planned, &surroundings).map_err(BatchesError::Profile)
+    Profile::check("planned requests", planned, &env).map_err(BatchesError::Profile)
 }

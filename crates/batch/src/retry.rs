@@ -1,10 +1,10 @@
-//! The failed lines of a batch, as a batch of their own.
+//! Retries the failed lines of a batch as a new batch.
 
 use crate::batches::Batches;
 use crate::error::BatchError;
-use crate::file_reader::{StoredBytes, needed};
+use crate::file_reader::{StoredBytes, require_file};
 use crate::storage_quota::StorageReservation;
-use crate::upload::{over_quota, room};
+use crate::upload::{bytes_left, quota_exceeded};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use tokio::sync::OwnedSemaphorePermit;
 use wornpath_gateway::proxy::unix_time;
 use wornpath_jobs::{Batch, FileEntry, Interface, NewBatch, RecordKind, Store, StoreError};
 
-/// Makes a batch of the lines that failed.
+/// Creates a batch of the failed lines.
 pub(crate) async fn retry(
     batches: &Arc<Batches>,
     old: Batch,
-    turn: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 ) -> Result<Batch, BatchError> {
     if !old.status().is_final() || old.counts.failed == 0 {
         let status = old.status().word();
         let message = format!(
-            "batch `{}` is {status} with {} failed lines; only an ended one with failures can be retried",
+            "cannot retry batch `{}` with status `{status}` and {} failed lines; it must be finished and have failed lines",
             old.id, old.counts.failed
         );
         return Err(BatchError::from(StoreError::Conflict(message)));
     }
-    let (file_id, id) = (batches.new_id("file-"), batches.new_id("batch_"));
-    let own = Arc::clone(batches);
+    let file_id = batches.new_id("file-");
+    let id = batches.new_id("batch_");
+    let service = Arc::clone(batches);
     let batch = batches
-        .ask(move |store| {
-            let _turn = turn;
-            let cannot = format!("batch `{}` cannot be retried", old.id);
+        .with_store(move |store| {
+            let _permit = permit;
+            let consequence = format!("cannot retry batch `{}`", old.id);
             for file in std::iter::once(&old.input_file_id).chain(&old.error_file_id) {
-                needed(store, file, &cannot)?;
+                require_file(store, file, &consequence)?;
             }
             let failed = failed_lines(BufReader::new(Errors { store, batch: &old.id, offset: 0 }))
                 .map_err(|error| StoreError::Unreachable(error.to_string()))?;
@@ -55,11 +56,11 @@ pub(crate) async fn retry(
                 line: Vec::new(),
                 at: 0,
             };
-            let taken = own.rooms.enter(&old.owner);
-            taken.measure(room(store, &old.owner, own.rules.quota.bytes)?);
-            let mut lines = Bounded { lines, taken, is_full: false };
+            let reservation = service.storage_quotas.begin(&old.owner);
+            reservation.set_left(bytes_left(store, &old.owner, service.rules.quota.bytes)?);
+            let mut lines = Bounded { lines, reservation, is_full: false };
             let file = match store.add_file(entry, &mut lines) {
-                Err(_) if lines.is_full => return Ok(Err(over_quota(&own))),
+                Err(_) if lines.is_full => return Ok(Err(quota_exceeded(&service))),
                 added => added?,
             };
             let window = (old.completion_window.clone(), old.expires_at - old.created_at());
@@ -75,11 +76,11 @@ pub(crate) async fn retry(
             batch.identical_once = old.identical_once;
             batch.output_expires_after = old.output_expires_after;
             if let Err(error) = store.add_batch(batch.clone()) {
-                // Nobody knows of it.
+                // No batch refers to the file.
                 let _ = store.remove_file(&file.id);
                 return Err(error);
             }
-            lines.taken.keep(file.bytes);
+            lines.reservation.commit(file.bytes);
             Ok(Ok(batch))
         })
         .await??;
@@ -87,10 +88,11 @@ pub(crate) async fn retry(
     Ok(batch)
 }
 
-/// The lines that failed. Records are named after their lines; what owners call them stands in a record only if its line could
-/// be read.
+/// The numbers of the failed lines, from the ids of their records. A record has a `custom_id` only
+/// if its line could be read.
 fn failed_lines(mut errors: impl BufRead) -> std::io::Result<BTreeSet<u32>> {
-    let (mut lines, mut record) = (BTreeSet::new(), Vec::new());
+    let mut lines = BTreeSet::new();
+    let mut record = Vec::new();
     while errors.read_until(b'\n', &mut record)? > 0 {
         lines.extend(line_of(&record));
         record.clear();
@@ -119,7 +121,7 @@ impl Read for Errors<'_> {
     }
 }
 
-/// The lines of an input that failed, as bytes in a row.
+/// The failed lines of an input, as a byte stream.
 struct FailedLines<R> {
     input: R,
     failed: BTreeSet<u32>,
@@ -132,11 +134,12 @@ struct FailedLines<R> {
 impl<R: BufRead> Read for FailedLines<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         while self.at == self.line.len() {
-            (self.line, self.at) = (Vec::new(), 0);
+            self.line = Vec::new();
+            self.at = 0;
             if self.input.read_until(b'\n', &mut self.line)? == 0 {
                 return Ok(0);
             }
-            // A byte order mark is no request either.
+            // A byte order mark is not a request.
             let text = self.line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&self.line);
             if text.trim_ascii().is_empty() {
                 self.line.clear();
@@ -156,18 +159,18 @@ impl<R: BufRead> Read for FailedLines<R> {
     }
 }
 
-/// Lines, as many as their owner has room for.
+/// Limits lines to their owner's storage quota.
 struct Bounded<'a, R> {
     lines: R,
-    taken: StorageReservation<'a>,
+    reservation: StorageReservation<'a>,
     is_full: bool,
 }
 
 impl<R: Read> Read for Bounded<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.lines.read(buffer)?;
-        self.is_full = !self.taken.take(count as u64);
-        if self.is_full { Err(std::io::Error::other("there is no room for it")) } else { Ok(count) }
+        self.is_full = !self.reservation.reserve(count as u64);
+        if self.is_full { Err(std::io::Error::other("storage quota exceeded")) } else { Ok(count) }
     }
 }
 
@@ -177,17 +180,17 @@ mod tests {
     use wornpath_jobs::Owner;
 
     #[test]
-    fn lines_are_retried_by_their_numbers_whatever_their_records_call_them() {
+    fn lines_are_retried_by_number_whatever_their_custom_ids_are() {
         let record = |line, custom_id: &str| {
             let owner = Owner { line, custom_id: custom_id.into(), name: "00ff".into() };
-            owner.error("unreadable", "the store does not answer").bytes
+            owner.error("unreadable", "store unreachable").bytes
         };
         let errors = [record(3, "null"), record(0, "\"a\""), record(1, "null")].join(&b'\n');
         let failed = failed_lines(&errors[..]).unwrap();
         assert_eq!(failed, BTreeSet::from([0, 1, 3]));
         let input = "\u{feff}{\"custom_id\":\"a\"}\n\n{\"custom_id\":\"b\"}\n \r\n{\"custom_id\":\"c\"}\n{}";
-        let (next, line, at) = (0, Vec::new(), 0);
-        let mut lines = FailedLines { input: input.as_bytes(), failed, next, line, at };
+        let input = input.as_bytes();
+        let mut lines = FailedLines { input, failed, next: 0, line: Vec::new(), at: 0 };
         let mut text = String::new();
         lines.read_to_string(&mut text).unwrap();
         assert_eq!(text, "\u{feff}{\"custom_id\":\"a\"}\n{\"custom_id\":\"b\"}\n{}\n");

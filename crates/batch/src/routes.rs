@@ -1,4 +1,4 @@
-//! Which call does what.
+//! The routes of the Files and Batches APIs.
 
 use crate::batches::Batches;
 use crate::error::BatchError;
@@ -18,17 +18,17 @@ use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::Moment;
 use wornpath_jobs::{
-    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
+    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store, StoreError,
 };
 
-/// The most bytes of a call that is no upload.
+/// Maximum body size of a call other than an upload.
 const MOST_BYTES: usize = 1 << 20;
 const MOST_METADATA: usize = 16;
 
 impl LocalApi for Batches {
     fn serves(&self, path: &str) -> bool {
-        ["/v1/files", "/v1/batches"].iter().any(|ours| {
-            path.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        ["/v1/files", "/v1/batches"].iter().any(|prefix| {
+            path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         })
     }
 
@@ -59,7 +59,7 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<ClientReply>, BatchError> {
     let path = request.uri().path().to_owned();
-    let asked = ListQuery::of(request.uri().query());
+    let query = ListQuery::of(request.uri().query());
     let parts: Vec<_> = path.trim_matches('/').split('/').skip(1).collect();
     match (request.method(), &parts[..]) {
         (&Method::POST, ["files"]) => {
@@ -67,18 +67,18 @@ async fn answer(
         }
         (&Method::GET, ["files"]) => {
             let own = owner.to_owned();
-            let all = batches.ask(move |store| store.files(&own)).await?;
-            let all = asked.chosen(all)?.iter().map(FileEntry::to_json).collect();
-            Ok(json_response(&asked.page(all, OF_FILES)?))
+            let all = batches.with_store(move |store| store.files(&own)).await?;
+            let all = query.chosen(all)?.iter().map(FileEntry::to_json).collect();
+            Ok(json_response(&query.page(all, OF_FILES)?))
         }
         (&Method::GET, ["files", id]) => {
             Ok(json_response(&file(batches, owner, id).await?.to_json()))
         }
         (&Method::DELETE, ["files", id]) => {
             let FileEntry { id, bytes, .. } = file(batches, owner, id).await?;
-            let gone = id.clone();
-            batches.ask(move |store| store.remove_file(&gone)).await?;
-            batches.rooms.freed(owner, bytes);
+            let deleted = id.clone();
+            batches.with_store(move |store| store.remove_file(&deleted)).await?;
+            batches.storage_quotas.freed(owner, bytes);
             Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
         }
         (&Method::GET, ["files", id, "content"]) => {
@@ -91,9 +91,9 @@ async fn answer(
         (&Method::POST, ["batches"]) => create(batches, owner, request).await,
         (&Method::GET, ["batches"]) => {
             let own = owner.to_owned();
-            let all = batches.ask(move |store| store.batches(&own)).await?;
+            let all = batches.with_store(move |store| store.batches(&own)).await?;
             let all = all.iter().map(Batch::to_json).collect();
-            Ok(json_response(&asked.page(all, OF_BATCHES)?))
+            Ok(json_response(&query.page(all, OF_BATCHES)?))
         }
         (&Method::GET, ["batches", id]) => {
             Ok(json_response(&batch(batches, owner, id).await?.to_json()))
@@ -101,34 +101,40 @@ async fn answer(
         (&Method::POST, ["batches", id, "cancel"]) => cancel(batches, owner, id).await,
         (&Method::POST, ["batches", id, "retry"]) => {
             let old = batch(batches, owner, id).await?;
-            let turn = batches.turn_to_read().await;
-            has_room(batches, owner).await?;
-            Ok(json_response(&retry::retry(batches, old, turn).await?.to_json()))
+            let permit = batches.acquire_reader().await;
+            check_batch_quota(batches, owner).await?;
+            Ok(json_response(&retry::retry(batches, old, permit).await?.to_json()))
         }
         (&Method::GET, ["batches", id, "plan"]) => {
             let batch = batch(batches, owner, id).await?;
             Ok(json_response(&explained::explained(batches, batch).await?))
         }
-        (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &asked).await,
-        (_, _) => Err(BatchError::missing(&format!("{} {path}", request.method()))),
+        (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &query).await,
+        (_, _) => Err(BatchError::not_found(format!("invalid URL ({} {path})", request.method()))),
     }
 }
 
 async fn file(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<FileEntry, BatchError> {
     let wanted = id.to_owned();
-    let found = batches.ask(move |store| store.file(&wanted)).await?;
-    // Somebody else's is not there.
-    Some(found)
-        .filter(|file| file.owner == owner)
-        .ok_or_else(|| BatchError::missing(&format!("file `{id}`")))
+    match batches.with_store(move |store| store.file(&wanted)).await {
+        Ok(file) if file.owner == owner => Ok(file),
+        // A file of another owner does not exist for this one.
+        Ok(_) | Err(StoreError::Missing(_)) => {
+            Err(BatchError::not_found(format!("no such file: `{id}`")))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, BatchError> {
     let wanted = id.to_owned();
-    let found = batches.ask(move |store| store.batch(&wanted)).await?;
-    Some(found)
-        .filter(|batch| batch.owner == owner)
-        .ok_or_else(|| BatchError::missing(&format!("batch `{id}`")))
+    match batches.with_store(move |store| store.batch(&wanted)).await {
+        Ok(batch) if batch.owner == owner => Ok(batch),
+        Ok(_) | Err(StoreError::Missing(_)) => {
+            Err(BatchError::not_found(format!("no batch found with id `{id}`")))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn create(
@@ -137,25 +143,30 @@ async fn create(
     request: Request<Incoming>,
 ) -> Result<Response<ClientReply>, BatchError> {
     let body = whole(batches, request).await?;
-    let value: Value = serde_json::from_slice(&body)
-        .map_err(|error| BatchError::bad(&format!("the body is not JSON: {error}"), None))?;
+    let value: Value = serde_json::from_slice(&body).map_err(|error| {
+        BatchError::invalid(&format!("could not parse the JSON body of the request: {error}"), None)
+    })?;
     let text = |field: &'static str| {
         value[field].as_str().ok_or_else(|| {
-            BatchError::bad(&format!("missing required parameter: `{field}`"), Some(field))
+            BatchError::invalid(&format!("missing required parameter: `{field}`"), Some(field))
         })
     };
     let endpoint = text("endpoint")?;
     let interface = Interface::at(endpoint).ok_or_else(|| {
         let known: Vec<_> = Interface::ALL.iter().map(|known| known.path()).collect();
-        let message = format!("`endpoint` is `{endpoint}`; it must be one of {}", known.join(", "));
-        BatchError::bad(&message, Some("endpoint"))
+        let message =
+            format!("invalid value: `{endpoint}`; supported values are: {}", known.join(", "));
+        BatchError::invalid(&message, Some("endpoint"))
     })?;
     let window = window(text("completion_window")?)?;
     let input = file(batches, owner, text("input_file_id")?).await?;
     if input.purpose != "batch" {
-        return Err(BatchError::bad("the input is no file for batches", Some("input_file_id")));
+        return Err(BatchError::invalid(
+            "invalid `input_file_id`: the purpose of the file must be `batch`",
+            Some("input_file_id"),
+        ));
     }
-    has_room(batches, owner).await?;
+    check_batch_quota(batches, owner).await?;
     let new = NewBatch {
         id: batches.new_id("batch_"),
         owner: owner.to_owned(),
@@ -168,38 +179,45 @@ async fn create(
     batch.output_expires_after = expires_after(&value["output_expires_after"])?;
     batch.identical_once = identical_once(&value["identical_once"])?;
     let kept = batch.clone();
-    batches.ask(move |store| store.add_batch(kept)).await?;
+    batches.with_store(move |store| store.add_batch(kept)).await?;
     task::start(batches, batch.id.clone());
     Ok(json_response(&batch.to_json()))
 }
 
-/// The body of a call, within the time that a client may take to send it.
+/// Reads the body of a call, within `limits.body_time`.
 async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, BatchError> {
     let time = batches.worker.gateway().settings().limits.body_time;
     let body = Limited::new(request.into_body(), MOST_BYTES).collect();
     let body = tokio::time::timeout(time, body).await;
-    let body = body.map_err(|_| BatchError::late("the body did not come", time))?;
-    let body = body.map_err(|_| BatchError::bad("the body is too large or broke off", None))?;
+    let body = body.map_err(|_| BatchError::timeout("request body", time))?;
+    let body =
+        body.map_err(|_| BatchError::invalid("request body is too large or incomplete", None))?;
     Ok(body.to_bytes())
 }
 
-/// Whether an owner may have one batch more.
-pub(crate) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), BatchError> {
-    let (own, most) = (owner.to_owned(), batches.rules.quota.batches);
-    let open = batches.ask(|store| store.unfinished()).await?;
-    if open.iter().filter(|batch| batch.owner == own).count() < most {
+/// Checks the quota of unfinished batches.
+pub(crate) async fn check_batch_quota(
+    batches: &Arc<Batches>,
+    owner: &str,
+) -> Result<(), BatchError> {
+    let most = batches.rules.quota.batches;
+    let open = batches.with_store(|store| store.unfinished()).await?;
+    if open.iter().filter(|batch| batch.owner == owner).count() < most {
         return Ok(());
     }
-    let message =
-        format!("{most} batches have not ended, the most at a time; wait for one, or cancel one");
+    let message = format!(
+        "batch quota exceeded: {most} unfinished batches (limit {most}); wait for one or cancel one"
+    );
     Err(BatchError::new(StatusCode::TOO_MANY_REQUESTS, message))
 }
 
-/// `24h`, or any number of minutes, hours or days; with its seconds.
+/// Parses a completion window, such as `24h`, into its text and its seconds.
 fn window(text: &str) -> Result<(String, u64), BatchError> {
     let wrong = || {
-        let message = format!("`completion_window` is `{text}`; write it like 24h, 30m or 7d");
-        BatchError::bad(&message, Some("completion_window"))
+        let message = format!(
+            "invalid value: `{text}`; `completion_window` is a duration such as 24h, 30m or 7d"
+        );
+        BatchError::invalid(&message, Some("completion_window"))
     };
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
     let unit = match unit {
@@ -219,15 +237,14 @@ fn expires_after(value: &Value) -> Result<Option<u64>, BatchError> {
         return Ok(None);
     }
     let seconds = value["seconds"].as_u64().filter(|_| value["anchor"] == "created_at");
-    let wrong =
-        "`output_expires_after` is not like {\"anchor\": \"created_at\", \"seconds\": 86400}";
-    seconds.map(Some).ok_or_else(|| BatchError::bad(wrong, Some("output_expires_after")))
+    let wrong = "`output_expires_after` must have the form {\"anchor\": \"created_at\", \"seconds\": 86400}";
+    seconds.map(Some).ok_or_else(|| BatchError::invalid(wrong, Some("output_expires_after")))
 }
 
 fn identical_once(value: &Value) -> Result<bool, BatchError> {
     let wrong = || {
-        let message = format!("`identical_once` is {value}; it must be true or false");
-        BatchError::bad(&message, Some("identical_once"))
+        let message = format!("invalid value: {value}; `identical_once` must be true or false");
+        BatchError::invalid(&message, Some("identical_once"))
     };
     if value.is_null() { Ok(false) } else { value.as_bool().ok_or_else(wrong) }
 }
@@ -243,7 +260,7 @@ fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, BatchError> {
         _ => {
             let message =
                 format!("`metadata` must be an object of at most {MOST_METADATA} strings");
-            Err(BatchError::bad(&message, Some("metadata")))
+            Err(BatchError::invalid(&message, Some("metadata")))
         }
     }
 }
@@ -256,7 +273,7 @@ async fn cancel(
     let id = batch(batches, owner, id).await?.id;
     let wanted = id.clone();
     let cancelled = batches
-        .ask(move |store| {
+        .with_store(move |store| {
             store.change(&wanted, &mut |batch| match batch.status() {
                 BatchStatus::Cancelling => Ok(()),
                 _ => batch.reach(BatchStatus::Cancelling, unix_time()),
@@ -269,16 +286,17 @@ async fn cancel(
     Ok(json_response(&cancelled.to_json()))
 }
 
-/// What has been published so far, from a byte on.
+/// The results so far, from byte `after` on.
 async fn results(
     batches: &Arc<Batches>,
     owner: &str,
     id: &str,
-    asked: &ListQuery,
+    query: &ListQuery,
 ) -> Result<Response<ClientReply>, BatchError> {
     let id = batch(batches, owner, id).await?.id;
-    let wrong = || BatchError::bad("`after` is no number of bytes", Some("after"));
-    let after: u64 = match &asked.after {
+    let wrong =
+        || BatchError::invalid("invalid `after`: it must be a number of bytes", Some("after"));
+    let after: u64 = match &query.after {
         None => 0,
         Some(after) => after.parse().map_err(|_| wrong())?,
     };

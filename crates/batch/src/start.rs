@@ -1,6 +1,6 @@
-//! How the batch service starts, and what it does now and then.
+//! Starts the batch service, and its periodic maintenance.
 
-use crate::batches::{AT_ONCE, Batches, DOWNLOADS, READINGS, UPLOADS};
+use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS, UPLOADS};
 use crate::error::BatchesError;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
@@ -18,13 +18,13 @@ use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_gateway::watchdog::supervise;
 use wornpath_jobs::{FsStore, RealDisk, Store};
 
-/// How long other gateways wait for one of which nothing is heard.
+/// Lease time: how long other gateways wait before they take over from a silent one.
 #[cfg(feature = "postgres")]
 const TERM: Duration = Duration::from_secs(15);
-/// How often what is past its time is removed.
+/// Interval between removals of expired files and batches.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// Opens what was kept, goes on with what had not ended, and serves from now on.
+/// Opens the store, resumes unfinished batches, and enables the Files and Batches APIs.
 ///
 /// # Errors
 /// If the store cannot be opened.
@@ -36,30 +36,30 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
     let batches = Arc::new(Batches {
         _watched: watched,
         store,
-        scratch: TempFiles::of(&rules),
+        temp_files: TempFiles::of(&rules),
         rules,
         profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
-        turns: Semaphore::new(AT_ONCE),
-        leaving: Semaphore::new(1),
-        readings: Arc::new(Semaphore::new(READINGS)),
+        run_slots: Semaphore::new(MAX_RUNNING),
+        closing_slots: Semaphore::new(1),
+        readers: Arc::new(Semaphore::new(READERS)),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
-        rooms: StorageQuotas::default(),
+        storage_quotas: StorageQuotas::default(),
         overview: Overview::default(),
         offline: Mutex::default(),
-        courtesies: Mutex::default(),
+        online_priorities: Mutex::default(),
     });
-    supervise(gateway.pods().background(), "keeping batches' house", &batches, keep_house);
+    supervise(gateway.pods().background(), "batch maintenance", &batches, maintain);
     gateway.serve_locally(batches);
     Ok(())
 }
 
-/// A store, and the thread that it has, if it has one.
+/// A store, and its thread if it has one.
 type Opened = (Arc<dyn Store>, Option<Watched>);
 
-/// Opens the store. On a thread of its own, because a database's client waits in a way that tasks must not.
+/// Opens the store on a separate thread, because a database client blocks.
 fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesError> {
     let opening = || -> Result<Opened, BatchesError> {
         match &rules.kept {
@@ -85,35 +85,37 @@ fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesErr
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A name that no other gateway has.
+/// A unique name of this gateway.
 #[cfg(feature = "postgres")]
 fn gateway_name(gateway: &Arc<Gateway>) -> String {
     let worker = Worker::new(Arc::clone(gateway), gateway.settings().workers.get() + 1);
     format!("{:016x}{:016x}", worker.random(), worker.random())
 }
 
-/// Goes on with what had not ended, takes up what other gateways were told or have left behind, and removes what is
-/// past its time.
-async fn keep_house(batches: Arc<Batches>) {
-    let (term, keep) = (batches.store.term(), batches.rules.keep.as_secs());
-    let (mut is_first, mut swept) = (true, 0);
+/// Resumes unfinished batches, picks up batches that other gateways created or abandoned, and
+/// removes expired files and batches.
+async fn maintain(batches: Arc<Batches>) {
+    let term = batches.store.term();
+    let keep = batches.rules.keep.as_secs();
+    let mut is_first = true;
+    let mut swept = 0;
     loop {
-        // A folder is nobody else's: it is looked through once.
+        // Only this gateway uses a folder, so one scan is enough.
         if is_first || term < Duration::MAX {
-            match batches.ask(|store| store.unfinished()).await {
+            match batches.with_store(|store| store.unfinished()).await {
                 Ok(open) => {
                     open.into_iter().for_each(|batch| task::start(&batches, batch.id));
                     is_first = false;
                 }
-                Err(error) => tracing::warn!(%error, "batches cannot be looked through"),
+                Err(error) => tracing::warn!(%error, "cannot list unfinished batches"),
             }
         }
         if unix_time().saturating_sub(swept) >= SWEEP.as_secs() {
             swept = unix_time();
-            match batches.ask(move |store| store.sweep(unix_time(), keep)).await {
+            match batches.with_store(move |store| store.sweep(unix_time(), keep)).await {
                 Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "files and batches past their time"),
-                Err(error) => tracing::warn!(%error, "nothing can be removed"),
+                Ok(removed) => tracing::info!(removed, "expired files and batches removed"),
+                Err(error) => tracing::warn!(%error, "cannot remove expired files and batches"),
             }
         }
         tokio::time::sleep((term / 3).min(SWEEP)).await;

@@ -1,13 +1,14 @@
-//! The life of a batch: read, planned, run, ended; and taken up again where it was after a restart.
+//! The task of a batch: reads the input, plans, runs and finalizes it; and resumes it after a
+//! restart.
 
 use crate::batches::Batches;
-use crate::eligible_pods::{outgrown, pods};
+use crate::eligible_pods::{pods, wait_until_outdated};
 use crate::engines::is_serving;
 use crate::file_reader::{StoredBytes, StoredLines};
-use crate::finalize::{FinishedBatch, end};
-use crate::forest::drawn;
+use crate::finalize::{FinishedBatch, finalize};
+use crate::forest::forest_json;
 use crate::model::BatchModel;
-use crate::overview::{PlannedBatch, Underway, figures};
+use crate::overview::{PlannedBatch, RunningBatch, figures};
 use crate::prefix_match::match_to_caches;
 use std::collections::btree_map::Entry;
 use std::io::BufReader;
@@ -27,58 +28,62 @@ use wornpath_jobs::{
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds, Window};
 use wornpath_routing::Role;
 
-/// Wrong lines that a batch shows.
+/// Maximum number of invalid lines that a failed batch lists.
 const SHOWN: usize = 100;
-/// Expected answers where a line does not say.
+/// Assumed output length of a line without a maximum.
 const OUTPUT_TOKENS: usize = 256;
-/// How often somebody looks whether something has come.
+/// Polling interval.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
-/// How often somebody looks whether a part that others run has come free.
+/// Polling interval for a lease that another gateway holds.
 const ELSEWHERE: Duration = Duration::from_secs(1);
-/// A fleet that has only pods of other roles may be one whose serving pods are still on their way, for so long.
+/// How long to wait for a serving pod if the fleet has only pods of other roles.
 const ARRIVAL: Duration = Duration::from_secs(5);
-/// A lease is renewed at least so often, also where nobody would take it over.
+/// Maximum interval between two renewals of a lease.
 const RENEWAL: Duration = Duration::from_secs(60);
-/// What engines compute in one step, about.
+/// Tokens that an engine computes in one step, about.
 const STEP_TOKENS: usize = 8_192;
-/// Milliseconds of a prompt token and of an output token, where nobody has measured: their ratio is what counts.
+/// Assumed milliseconds per prompt token and per output token; only their ratio matters.
 pub(crate) const RATES: PlannerRates = PlannerRates::flat(0.016, 0.06);
 
-/// Runs a batch until it has ended, unless that is being done.
+/// Starts the task of a batch, unless it is running.
 pub(crate) fn start(batches: &Arc<Batches>, id: String) {
-    let (wish, wishes) = watch::channel(RunControl::GoOn);
+    let (control, controls) = watch::channel(RunControl::GoOn);
     match batches.running().entry(id.clone()) {
         Entry::Occupied(_) => return,
-        Entry::Vacant(place) => {
-            place.insert(wish);
+        Entry::Vacant(entry) => {
+            entry.insert(control);
         }
     }
-    let (batches, handle) =
-        (Arc::clone(batches), batches.worker.gateway().pods().background().clone());
+    let batches = Arc::clone(batches);
+    let handle = batches.worker.gateway().pods().background().clone();
     let task = TaskName::new(&format!("batch {id}"));
     handle.spawn(named(task, async move {
-        let _turn = tokio::select! {
-            turn = batches.turns.acquire() => turn,
-            () = unwanted(&batches, &id, wishes.clone()) => batches.leaving.acquire().await,
+        let _slot = tokio::select! {
+            slot = batches.run_slots.acquire() => slot,
+            () = cancelled_or_expired(&batches, &id, controls.clone()) => batches.closing_slots.acquire().await,
         };
-        while let Err(error) = live(&batches, &id, wishes.clone()).await {
+        while let Err(error) = run_leases(&batches, &id, controls.clone()).await {
             if !error.is_passing() {
-                tracing::error!(%error, batch = id, "a batch cannot go on");
+                tracing::error!(%error, batch = id, "batch failed");
                 break;
             }
-            tracing::warn!(%error, batch = id, "a batch waits");
+            tracing::warn!(%error, batch = id, "batch blocked; retrying");
             sleep(Duration::from_secs(1)).await;
         }
         batches.running().remove(&id);
-        batches.overview.ends(&id);
+        batches.overview.finish(&id);
     }));
 }
 
-/// Waits until a batch need not be computed any more, because its time is over or its owner cancels.
-async fn unwanted(batches: &Arc<Batches>, id: &str, mut wishes: watch::Receiver<RunControl>) {
+/// Waits until a batch expires or its owner cancels it.
+async fn cancelled_or_expired(
+    batches: &Arc<Batches>,
+    id: &str,
+    mut controls: watch::Receiver<RunControl>,
+) {
     let name = id.to_owned();
-    // What cannot be looked at now is looked at when its turn comes.
-    let Ok(batch) = batches.ask(move |store| store.batch(&name)).await else {
+    // If the store fails now, the batch is read when it gets a slot.
+    let Ok(batch) = batches.with_store(move |store| store.batch(&name)).await else {
         return std::future::pending().await;
     };
     if batch.status() == BatchStatus::Cancelling {
@@ -86,23 +91,24 @@ async fn unwanted(batches: &Arc<Batches>, id: &str, mut wishes: watch::Receiver<
     }
     tokio::select! {
         () = sleep(Duration::from_secs(batch.expires_at.saturating_sub(unix_time()))) => {}
-        _ = wishes.wait_for(|wish| *wish != RunControl::GoOn) => {}
+        _ = controls.wait_for(|control| *control != RunControl::GoOn) => {}
     }
 }
 
-/// Takes one lease after another until the batch has ended, here or elsewhere.
-async fn live(
+/// Takes one lease after another until the batch is finished, here or at another gateway.
+async fn run_leases(
     batches: &Arc<Batches>,
     id: &str,
-    wishes: watch::Receiver<RunControl>,
+    controls: watch::Receiver<RunControl>,
 ) -> Result<(), StoreError> {
     loop {
         let name = id.to_owned();
-        let leased = batches.ask(move |store| Ok((store.lease(&name)?, store.batch(&name)?))).await;
+        let leased =
+            batches.with_store(move |store| Ok((store.lease(&name)?, store.batch(&name)?))).await;
         let (lease, batch) = match leased {
             Ok((Some(lease), batch)) => (lease, batch),
             Ok((None, _)) => {
-                // Others run all that is left. Should one of them die, its part comes free.
+                // Other gateways hold the rest. If one of them fails, its lease expires.
                 sleep(ELSEWHERE).await;
                 continue;
             }
@@ -110,38 +116,38 @@ async fn live(
             Err(error) => return Err(error),
         };
         let ended = tokio::select! {
-            ended = round(batches, &lease, &batch, wishes.clone()) => ended,
+            ended = run_lease(batches, &lease, &batch, controls.clone()) => ended,
             lost = renew(batches, &lease) => Err(lost),
         };
         match ended {
             Ok(FinishedBatch::Yes) => return Ok(()),
-            // Whoever is done last ends it, and needs all of it for that.
+            // The last gateway to finish its part finalizes the batch under a lease on all of it.
             Ok(FinishedBatch::NotYet) => {
-                batches.ask(move |store| store.release(&lease)).await?;
+                batches.with_store(move |store| store.release(&lease)).await?;
                 sleep(PAUSE).await;
             }
-            // Others have time to take it before this one tries again.
+            // Other gateways can take the lease before this one retries.
             Ok(FinishedBatch::Unserved) => {
-                batches.ask(move |store| store.release(&lease)).await?;
+                batches.with_store(move |store| store.release(&lease)).await?;
                 sleep(batches.store.term()).await;
             }
-            // Taken over, or ended by another: what is left is found out anew.
+            // Taken over or finished by another gateway: read the state again.
             Err(StoreError::Fenced(_)) => sleep(PAUSE).await,
             Err(error) => {
-                // Another gateway may have what this one lacks.
-                let _ = batches.ask(move |store| store.release(&lease)).await;
+                // Another gateway may be able to run it.
+                let _ = batches.with_store(move |store| store.release(&lease)).await;
                 return Err(error);
             }
         }
     }
 }
 
-/// Keeps a lease, until it is lost; and hears what its owner has told another gateway.
+/// Renews a lease until it is lost, and applies a cancellation that another gateway received.
 async fn renew(batches: &Arc<Batches>, lease: &Lease) -> StoreError {
     loop {
         sleep((batches.store.term() / 3).min(RENEWAL)).await;
         let of = lease.clone();
-        match batches.ask(move |store| store.renew(&of)).await {
+        match batches.with_store(move |store| store.renew(&of)).await {
             Ok(BatchStatus::Cancelling) => {
                 if let Some(running) = batches.running().get(&lease.batch) {
                     running.send_replace(RunControl::Finish);
@@ -154,25 +160,26 @@ async fn renew(batches: &Arc<Batches>, lease: &Lease) -> StoreError {
     }
 }
 
-/// Computes what one lease is on.
-async fn round(
+/// Computes the part of the batch that a lease covers.
+async fn run_lease(
     batches: &Arc<Batches>,
     lease: &Lease,
     batch: &Batch,
-    wishes: watch::Receiver<RunControl>,
+    controls: watch::Receiver<RunControl>,
 ) -> Result<FinishedBatch, StoreError> {
     let began = batches.worker.gateway().now();
-    let Some((mut intake, model)) = read(batches, lease, batch).await? else {
+    let Some(ReadInput { mut input, model }) = read(batches, lease, batch).await? else {
         return Ok(FinishedBatch::Yes);
     };
-    if batch.status() == BatchStatus::Validating && !somebody_may_serve(batches).await {
+    if batch.status() == BatchStatus::Validating && !has_serving_pod(batches).await {
         return fail_unserved(batches, lease).await;
     }
-    let (mark, of) = (intake.mark, lease.clone());
-    let standing = batches.ask(move |store| store.standing(&of, mark)).await?;
+    let mark = input.mark;
+    let of = lease.clone();
+    let standing = batches.with_store(move |store| store.standing(&of, mark)).await?;
     let of = lease.clone();
     batches
-        .ask(move |store| {
+        .with_store(move |store| {
             store.change_leased(&of, &mut |batch| match batch.status() {
                 BatchStatus::Validating => batch.reach(BatchStatus::InProgress, unix_time()),
                 _ => Ok(()),
@@ -182,9 +189,9 @@ async fn round(
     let source = Arc::new(StoredLines {
         store: Arc::clone(&batches.store),
         file: batch.input_file_id.clone(),
-        spans: std::mem::take(&mut intake.spans),
+        spans: std::mem::take(&mut input.spans),
     });
-    let (intake, forest) = to_compute(batches, intake, (lease, &standing)).await?;
+    let (input, forest) = pending_forest(batches, input, lease, &standing).await?;
     let is_wanted = batch.status() != BatchStatus::Cancelling && unix_time() < batch.expires_at;
     if !forest.order().is_empty() && is_wanted {
         let numbered = Arc::clone(&source);
@@ -194,43 +201,50 @@ async fn round(
             numbers: Arc::new(move |line: u32| numbered.spans[line as usize].number),
             copies: DedupGroups::default(),
         };
-        let planning = (intake.queue, forest);
-        let of = (batch, &model, began);
-        let leased = (lease.clone(), &standing);
-        if let ServedBatch::No = compute(batches, of, (planning, work), leased, wishes).await? {
+        let job = ComputeJob {
+            batch,
+            model: &model,
+            began,
+            queue: input.queue,
+            forest,
+            work,
+            lease: lease.clone(),
+            state: &standing,
+        };
+        if let ServedBatch::No = compute(batches, job, controls).await? {
             return Ok(FinishedBatch::Unserved);
         }
     }
     let of = lease.clone();
-    batches.ask(move |store| store.settle(&of)).await?;
-    end(batches, lease.clone(), (source, mark)).await
+    batches.with_store(move |store| store.settle(&of)).await?;
+    finalize(batches, lease.clone(), source, mark).await
 }
 
-/// Whether the fleet has a pod that could compute a batch, or none at all yet, which is nobody's mistake.
-async fn somebody_may_serve(batches: &Arc<Batches>) -> bool {
-    let is_hopeless = || {
+/// Whether the fleet has a pod with the role that batches need, or no pods yet.
+async fn has_serving_pod(batches: &Arc<Batches>) -> bool {
+    let has_no_serving_pod = || {
         let snapshot = batches.worker.gateway().snapshot();
         let pods = snapshot.fleet().pods();
         !pods.is_empty() && !pods.iter().any(is_serving)
     };
     let waiting = async {
-        while is_hopeless() {
+        while has_no_serving_pod() {
             sleep(PAUSE).await;
         }
     };
     tokio::time::timeout(ARRIVAL, waiting).await.is_ok()
 }
 
-/// Ends a batch that nobody in the fleet can compute.
+/// Fails a batch that no pod of the fleet can serve.
 async fn fail_unserved(batches: &Arc<Batches>, lease: &Lease) -> Result<FinishedBatch, StoreError> {
     let message = format!(
-        "no pod of the fleet has the role `{role}`, which batches need; give it to some, or add one",
+        "no pod has the role `{role}`, which batches need; give a pod that role, or add one",
         role = Role::SERVE
     );
     tracing::error!(batch = lease.batch, "{message}");
     let of = lease.clone();
     batches
-        .ask(move |store| {
+        .with_store(move |store| {
             let message = message.clone();
             let problem = LineProblem { code: "no_serving_pod", message, param: None };
             store.change_leased(&of, &mut |batch| match batch.status() {
@@ -242,55 +256,65 @@ async fn fail_unserved(batches: &Arc<Batches>, lease: &Lease) -> Result<Finished
     Ok(FinishedBatch::Yes)
 }
 
-/// The forest of the lines without a record in the segments of a lease. All gateways cut alike: the order follows from the
-/// input alone.
-async fn to_compute(
+/// The forest of the lines without a record in the segments of a lease. All gateways cut the same
+/// segments, because the order follows from the input alone.
+async fn pending_forest(
     batches: &Arc<Batches>,
-    intake: Input,
-    (lease, standing): (&Lease, &BatchState),
+    input: Input,
+    lease: &Lease,
+    standing: &BatchState,
 ) -> Result<(Input, Forest), StoreError> {
-    let mut is_wanted = vec![false; intake.queue.len()];
+    let mut is_wanted = vec![false; input.queue.len()];
     for line in &standing.missing {
         is_wanted[*line as usize] = true;
     }
     let lease = lease.clone();
     batches
-        .ask(move |_| {
+        .with_store(move |_| {
             if !lease.is_whole() {
-                let whole = intake.forest(|_| true)?;
-                let (all, mut is_own) = (whole.order().len(), vec![false; is_wanted.len()]);
-                for (place, job) in whole.order().iter().enumerate() {
-                    is_own[job.index()] = lease.covers(place, all);
+                let whole = input.forest(|_| true)?;
+                let all = whole.order().len();
+                let mut is_own = vec![false; is_wanted.len()];
+                for (position, job) in whole.order().iter().enumerate() {
+                    is_own[job.index()] = lease.covers(position, all);
                 }
                 for (copy, original) in whole.copies() {
                     is_own[copy.index()] = is_own[original.index()];
                 }
                 is_wanted.iter_mut().zip(is_own).for_each(|(wanted, own)| *wanted &= own);
             }
-            let forest = intake.forest(|line| is_wanted[line as usize])?;
-            Ok((intake, forest))
+            let forest = input.forest(|line| is_wanted[line as usize])?;
+            Ok((input, forest))
         })
         .await
 }
 
-/// Reads the input, and which model it is for; none if it is wrong, which the batch then says.
+/// An input and the model that it is for.
+struct ReadInput {
+    input: Input,
+    model: BatchModel,
+}
+
+/// Reads the input; `None` if it is invalid, which fails the batch.
 async fn read(
     batches: &Arc<Batches>,
     lease: &Lease,
     batch: &Batch,
-) -> Result<Option<(Input, BatchModel)>, StoreError> {
+) -> Result<Option<ReadInput>, StoreError> {
     let most = most_bytes(batches, batch);
-    let (of, batch, own) = (lease.clone(), batch.clone(), Arc::clone(batches));
+    let of = lease.clone();
+    let batch = batch.clone();
+    let service = Arc::clone(batches);
     batches
-        .ask(move |store| {
+        .with_store(move |store| {
             let file = &batch.input_file_id;
             let model = BatchModel::read(store, file, most)
                 .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-            let (rules, sketcher, spill) = reading(&own, &batch, &model);
+            let reading = reading(&service, &batch, &model);
             let reader = StoredBytes { store, file, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
-            match Input::read_bounded(reader, &rules, &sketcher, spill, most) {
-                Ok(intake) => Ok(Some((intake, model))),
+            match Input::read_bounded(reader, &reading.rules, &reading.hasher, reading.sort, most) {
+                Ok(input) => Ok(Some(ReadInput { input, model })),
                 Err(InputError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
                 Err(InputError::Spill(error)) => Err(error.into()),
                 Err(InputError::Lines { first, .. }) => {
@@ -307,29 +331,32 @@ async fn read(
         .await
 }
 
-/// Whether its input was taken once: it stays taken, whatever limits and tokenizer are by now.
-const fn was_taken(batch: &Batch) -> bool {
+/// Whether the input was accepted before: it stays accepted, even if limits or tokenizer changed.
+const fn was_accepted(batch: &Batch) -> bool {
     batch.counts.total > 0
 }
 
-/// The most bytes of a line.
+/// Maximum bytes of a line.
 pub(crate) fn most_bytes(batches: &Batches, batch: &Batch) -> usize {
-    match was_taken(batch) {
+    match was_accepted(batch) {
         true => usize::MAX,
         false => batches.worker.gateway().settings().limits.body_bytes,
     }
 }
 
-/// How the input of a batch is read.
-pub(crate) fn reading(
-    batches: &Batches,
-    batch: &Batch,
-    model: &BatchModel,
-) -> (InputRules, PromptHasher, ExternalSort) {
+/// The rules and tools to read the input of a batch.
+pub(crate) struct InputReading {
+    pub(crate) rules: InputRules,
+    pub(crate) hasher: PromptHasher,
+    pub(crate) sort: ExternalSort,
+}
+
+/// How to read the input of a batch for `model`.
+pub(crate) fn reading(batches: &Batches, batch: &Batch, model: &BatchModel) -> InputReading {
     let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
     let rules = InputRules {
         form: LineForm::Batch(interface),
-        most_lines: if was_taken(batch) { usize::MAX } else { batches.rules.most_lines },
+        most_lines: if was_accepted(batch) { usize::MAX } else { batches.rules.most_lines },
         output_tokens: OUTPUT_TOKENS,
         most_problems: SHOWN,
         identical: match batch.identical_once {
@@ -341,86 +368,102 @@ pub(crate) fn reading(
     let model = model.settings(&batches.worker.gateway().snapshot(), &settings);
     let block_size = model.map_or(batches.rules.block_size, |model| model.block_size.tokens());
     let tokenizer = model.and_then(|model| model.tokenizer.clone());
-    let spill = ExternalSort::to(batches.scratch.next());
-    let sketcher = PromptHasher::new(&settings.key, block_size, tokenizer);
-    (rules, if was_taken(batch) { sketcher.taking_all() } else { sketcher }, spill)
+    let sort = ExternalSort::to(batches.temp_files.next());
+    let hasher = PromptHasher::new(&settings.key, block_size, tokenizer);
+    let hasher = if was_accepted(batch) { hasher.taking_all() } else { hasher };
+    InputReading { rules, hasher, sort }
 }
 
-/// Whether there was a pod that could compute.
+/// Whether a pod was there to compute the batch.
 enum ServedBatch {
     Yes,
     No,
 }
 
-/// Sends what has no record yet, until all have one, the time is over, or its owner cancels. Where other gateways could do it, a
-/// pod is waited for no longer than a lease lasts.
+/// What one run of [`compute`] needs.
+struct ComputeJob<'a> {
+    batch: &'a Batch,
+    model: &'a BatchModel,
+    /// When planning began.
+    began: Moment,
+    queue: Queue,
+    forest: Forest,
+    work: RunWork,
+    lease: Lease,
+    state: &'a BatchState,
+}
+
+/// Sends the lines without a record, until all have one, the batch expires, or its owner cancels.
+/// If other gateways share the store, it waits for a pod no longer than the lease time.
 async fn compute(
     batches: &Arc<Batches>,
-    (batch, model, began): (&Batch, &BatchModel, Moment),
-    ((queue, forest), mut work): ((Queue, Forest), RunWork),
-    (lease, standing): (Lease, &BatchState),
-    mut wishes: watch::Receiver<RunControl>,
+    job: ComputeJob<'_>,
+    mut controls: watch::Receiver<RunControl>,
 ) -> Result<ServedBatch, StoreError> {
+    let ComputeJob { batch, model, began, queue, forest, mut work, lease, state } = job;
     let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
     let over = sleep(left);
     tokio::pin!(over);
     let pods = tokio::select! {
         pods = pods(batches, batch, model) => pods,
         () = &mut over => return Ok(ServedBatch::Yes),
-        _ = wishes.wait_for(|wish| *wish != RunControl::GoOn) => return Ok(ServedBatch::Yes),
+        _ = controls.wait_for(|control| *control != RunControl::GoOn) => return Ok(ServedBatch::Yes),
         () = sleep(batches.store.term()) => return Ok(ServedBatch::No),
     };
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-    let (ids, names, numbers) = (pods.ids(), pods.names(), Arc::clone(&work.numbers));
+    let ids = pods.ids();
+    let names = pods.names();
+    let numbers = Arc::clone(&work.numbers);
     let index = batches.worker.gateway().pods().index().clone();
-    // Seconds for millions of lines, in which nothing else would run on this thread. A run needs no hashes, and there may be
-    // many.
+    // Planning millions of lines takes seconds, so it runs on a blocking thread. It consumes the
+    // hashes, which the run does not need.
     let plan = move || {
         let mut plan = Plan::of_forest(&queue, forest, &speeds, &RATES);
-        match_to_caches(&mut plan, &queue, (&index, &ids));
-        let drawn = drawn(&plan, &queue, &names, |job| numbers(job.0));
+        match_to_caches(&mut plan, &queue, &index, &ids);
+        let forest = forest_json(&plan, &queue, &names, |job| numbers(job.0));
         let planned =
-            PlannedBatch { figures: figures(&plan, &queue, &names), forest: Arc::new(drawn) };
+            PlannedBatch { figures: figures(&plan, &queue, &names), forest: Arc::new(forest) };
         Ok((plan, planned))
     };
-    let (plan, planned) = batches.ask(move |_| plan()).await?;
+    let (plan, planned) = batches.with_store(move |_| plan()).await?;
     work.copies = DedupGroups::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
-    let conductor = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
-    let (planned_for, now) = (pods.ids(), batches.worker.gateway().now());
-    let outgrown = outgrown(batches, model, (&planned_for, now.saturating_sub(began)));
-    let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
-    let (wish, inner) = watch::channel(*wishes.borrow_and_update());
+    let scheduler = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
+    let planned_for = pods.ids();
+    let now = batches.worker.gateway().now();
+    let outdated = wait_until_outdated(batches, model, &planned_for, now.saturating_sub(began));
+    let publisher = Leased::new(Arc::clone(&batches.store), lease, state);
+    let (control, inner) = watch::channel(*controls.borrow_and_update());
     let progress = watch::Sender::new(RunProgress::default());
-    let underway = Underway {
+    let entry = RunningBatch {
         plan: planned,
         progress: progress.subscribe(),
         began: now,
-        done_before: standing.counts.total - standing.counts.pending(),
+        done_before: state.counts.total - state.counts.pending(),
     };
-    batches.overview.begins(&batch.id, underway);
+    batches.overview.start(&batch.id, entry);
     let running =
-        run(conductor, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
-    tokio::pin!(running, outgrown);
-    let mut is_outgrown = false;
+        run(scheduler, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
+    tokio::pin!(running, outdated);
+    let mut is_outdated = false;
     loop {
         tokio::select! {
             finished = &mut running => return finished.map(|_| ServedBatch::Yes),
-            () = &mut over, if !over.is_elapsed() => drop(wish.send(RunControl::Stop)),
-            // Another round plans the rest, as soon as what is under way has been answered.
-            () = &mut outgrown, if !is_outgrown => {
-                is_outgrown = true;
-                tracing::info!(batch = batch.id, "the fleet has changed: the rest is planned anew");
-                wish.send_if_modified(|wish| match wish {
+            () = &mut over, if !over.is_elapsed() => drop(control.send(RunControl::Stop)),
+            // The next round plans the rest, once the requests in flight have finished.
+            () = &mut outdated, if !is_outdated => {
+                is_outdated = true;
+                tracing::info!(batch = batch.id, "fleet changed; replanning the rest of the batch");
+                control.send_if_modified(|control| match control {
                     RunControl::GoOn => {
-                        *wish = RunControl::Finish;
+                        *control = RunControl::Finish;
                         true
                     }
                     _ => false,
                 });
             }
-            Ok(()) = wishes.changed() => drop(wish.send(*wishes.borrow_and_update())),
+            Ok(()) = controls.changed() => drop(control.send(*controls.borrow_and_update())),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Names for what planning a long batch does not keep in memory. A file loses its name as soon as it is open; one that a
-//! gateway could not take away before it died goes at the next start.
+//! Temporary files for planning batches that do not fit into memory. A file is unlinked as soon as
+//! it is open; one that a crashed gateway left behind is removed at the next start.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -9,7 +9,7 @@ use wornpath_jobs::SortScratch;
 
 const PREFIX: &str = "spill-";
 
-/// Gives every reader of an input a name of its own.
+/// Assigns a unique temporary file to every reader of an input.
 pub(crate) struct TempFiles {
     folder: PathBuf,
     memory: usize,
@@ -17,14 +17,14 @@ pub(crate) struct TempFiles {
 }
 
 impl TempFiles {
-    /// In the folder of batches, which must be open, or where the system has its temporary files.
+    /// In the store's folder, which must exist, or in the system's temporary folder.
     pub(crate) fn of(rules: &BatchRules) -> Self {
         let folder = match &rules.kept {
             BatchStoreSettings::Folder(folder) => {
                 let left = std::fs::read_dir(folder).into_iter().flatten().flatten();
                 for entry in left {
                     if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-                        // It is empty, and its name will be used again.
+                        // Left behind by a crash.
                         let _ = std::fs::remove_file(entry.path());
                     }
                 }
@@ -36,7 +36,8 @@ impl TempFiles {
     }
 
     pub(crate) fn next(&self) -> SortScratch {
-        let (process, number) = (std::process::id(), self.next.fetch_add(1, Relaxed));
+        let process = std::process::id();
+        let number = self.next.fetch_add(1, Relaxed);
         let path = self.folder.join(format!("{PREFIX}{process}-{number}"));
         SortScratch { path, cure: "split the batch", memory: self.memory }
     }

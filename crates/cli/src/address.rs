@@ -37,15 +37,16 @@ mod tests {
     fn an_address_with_a_password_is_refused_and_not_shown() {
         let error = error(check("--pod", "http://user:private@host:8000"));
         assert!(
-            error.contains("it has a user or a password") && !error.contains("private"),
+            error.contains("it must not contain a user or a password")
+                && !error.contains("private"),
             "{error}"
         );
     }
 
     #[test]
     fn an_address_that_paths_cannot_be_added_to_is_refused_with_the_cure() {
-        assert!(error(check("--pod", "http://host/?a=b")).contains("it has a query"));
-        assert!(error(check("--pod", "http://host/#a")).contains("it has a query"));
+        assert!(error(check("--pod", "http://host/?a=b")).contains("it must not have a query"));
+        assert!(error(check("--pod", "http://host/#a")).contains("it must not have a query"));
         let version = error(refuse_version("--pod", "http://host:8000/v1/"));
         assert!(version.ends_with("which requests add: http://host:8000"), "{version}");
         check("--pod", "http://host:8000/models/a/").unwrap();

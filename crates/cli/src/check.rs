@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use wornpath_config::{Config, SHIPPED, is_configuration, shipped};
+use wornpath_config::{BUILTIN_PROFILES, Config, builtin_profile, is_configuration};
 use wornpath_routing::{Problems, Profile, ProfileEnv};
 
 /// Exit status for an invalid configuration: `EX_CONFIG` of `sysexits.h`.
@@ -158,8 +158,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let Some(name) = path.to_str().filter(|name| !name.contains(['/', '.'])) else {
         return Err(error).with_context(|| format!("cannot read {}", path.display()));
     };
-    shipped(name).map(str::to_owned).ok_or(error).with_context(|| {
-        let names: Vec<_> = SHIPPED.iter().map(|(name, _)| *name).collect();
+    builtin_profile(name).map(str::to_owned).ok_or(error).with_context(|| {
+        let names: Vec<_> = BUILTIN_PROFILES.iter().map(|(name, _)| *name).collect();
         format!(
             "`{name}` is neither a file nor a built-in profile; available: {}",
             names.join(", ")

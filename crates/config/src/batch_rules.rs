@@ -1,20 +1,20 @@
-//! What batches may be like, where they are kept, and how much of that one owner may have.
+//! Limits, quotas and the store of the batch service.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where files and batches are.
+/// The store of files and batches.
 #[derive(Clone, PartialEq, Eq)]
 pub enum BatchStoreSettings {
-    /// In a folder that is this gateway's alone.
+    /// A folder that only this gateway uses.
     Folder(PathBuf),
-    /// In a PostgreSQL database, at this address, which several gateways share.
+    /// A PostgreSQL database at this address, which several gateways can share.
     Postgres(String),
 }
 
-/// Not the address of a database: a password may stand in it.
+/// Hides the address of a database, which may contain a password.
 impl fmt::Debug for BatchStoreSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -25,50 +25,50 @@ impl fmt::Debug for BatchStoreSettings {
 }
 
 impl BatchStoreSettings {
-    /// As it is written on a command line: a folder, or `postgres://…`.
+    /// Parses the form of the command line: a folder, or `postgres://…`.
     #[must_use]
-    pub fn at(written: &str) -> Self {
-        match written.starts_with("postgres://") || written.starts_with("postgresql://") {
-            true => Self::Postgres(written.to_owned()),
-            false => Self::Folder(PathBuf::from(written)),
+    pub fn at(text: &str) -> Self {
+        match text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            true => Self::Postgres(text.to_owned()),
+            false => Self::Folder(PathBuf::from(text)),
         }
     }
 }
 
-/// How much one owner may have.
+/// Quota of one owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchQuota {
-    /// Bytes of all its files.
+    /// Total size of its files.
     pub bytes: u64,
-    /// Batches that have not ended.
+    /// Unfinished batches.
     pub batches: usize,
 }
 
-/// What batches may be like.
+/// Rules of the batch service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BatchRules {
-    /// Where they are kept.
+    /// The store.
     pub kept: BatchStoreSettings,
-    /// Lines of an input.
+    /// Maximum number of lines in an input file.
     pub most_lines: usize,
-    /// Bytes of an upload.
+    /// Maximum size of an upload.
     pub most_bytes: u64,
-    /// Offline requests on one pod at once.
+    /// Maximum batch requests in flight on one pod.
     pub window: NonZeroUsize,
-    /// Tokens in a block, where the model's are not known.
+    /// Tokens in a block, if the model's block size is not known.
     pub block_size: NonZeroUsize,
-    /// What engines are told as `priority` of offline requests, if anything.
+    /// Sent to engines as `priority` of batch requests, if set.
     pub priority: Option<i32>,
-    /// How much one owner may have.
+    /// Quota of each owner.
     pub quota: BatchQuota,
-    /// Bytes of hashes that planning a batch keeps in memory; what is more goes to disk.
+    /// Memory for block hashes while a batch is planned; the rest spills to disk.
     pub planning_memory: usize,
-    /// How long an ended batch and its results are kept.
+    /// Retention time of a finished batch and its results.
     pub keep: Duration,
 }
 
 impl BatchRules {
-    /// As OpenAI has it, but for higher limits.
+    /// OpenAI's defaults, but with higher limits.
     #[must_use]
     pub const fn kept(kept: BatchStoreSettings) -> Self {
         Self {

@@ -1,8 +1,8 @@
-//! The profiles that come with wornpath, so that `--policy NAME` and routes can name them.
+//! The built-in profiles, for `--policy NAME` and routes.
 
-/// Names and texts, by name.
+/// Names and texts, sorted by name.
 #[rustfmt::skip]
-pub const SHIPPED: &[(&str, &str)] = &[
+pub const BUILTIN_PROFILES: &[(&str, &str)] = &[
     ("cache-affinity", include_str!("../../../profiles/cache-affinity.yaml")),
     ("cache-aware", include_str!("../../../profiles/cache-aware.yaml")),
     ("cache-aware-sticky", include_str!("../../../profiles/cache-aware-sticky.yaml")),
@@ -23,7 +23,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     (TEXT_PROFILE, BY_TEXT),
 ];
 
-/// What a pod was sent is expected to stay for ten minutes, because nobody tells.
+/// Without events, a prompt is assumed to stay in the cache of its pod for ten minutes.
 const BY_TEXT: &str = "\
 description: As cache-aware, by the prompts' text, for models whose tokenizer is not at hand
 prepare: [text_blocks]
@@ -40,16 +40,16 @@ speculate: 600s
 without_events: approximate
 ";
 
-/// The profile for requests that no route or option chose one for.
+/// The profile of requests without a route or option.
 pub const DEFAULT_PROFILE: &str = "cache-aware";
 
-/// The same where no model has a tokenizer.
+/// The default profile if some model has no tokenizer.
 pub const TEXT_PROFILE: &str = "cache-aware-text";
 
-/// The text of a shipped profile.
+/// The text of a built-in profile.
 #[must_use]
-pub fn shipped(name: &str) -> Option<&'static str> {
-    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+pub fn builtin_profile(name: &str) -> Option<&'static str> {
+    BUILTIN_PROFILES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
 #[cfg(test)]
@@ -58,15 +58,15 @@ mod tests {
     use wornpath_routing::{Profile, ProfileEnv};
 
     #[test]
-    fn every_file_of_the_folder_is_shipped_and_good() {
+    fn every_file_of_the_folder_is_a_valid_built_in_profile() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
         let files = std::fs::read_dir(folder).unwrap().filter(|file| {
             file.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "yaml")
         });
-        assert_eq!(files.count() + 1, SHIPPED.len(), "and one that is no file");
-        for (name, text) in SHIPPED {
+        assert_eq!(files.count() + 1, BUILTIN_PROFILES.len(), "and one without a file");
+        for (name, text) in BUILTIN_PROFILES {
             Profile::check(name, text, &ProfileEnv::default()).unwrap();
         }
-        assert!(shipped(DEFAULT_PROFILE).is_some());
+        assert!(builtin_profile(DEFAULT_PROFILE).is_some());
     }
 }

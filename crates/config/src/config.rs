@@ -1,4 +1,4 @@
-//! The whole file: its sections put together, and everything that is wrong with it.
+//! The whole file: reads its sections, checks them against each other, and reports every problem.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use crate::sections::discovery::DiscoveryConfig;
 use crate::sections::listen::{Listen, ListenerGuard};
 use crate::sections::models::ModelConfig;
 use crate::sections::pods::{PodConfig, PodScope};
+use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
     batch, checkpoint, discovery, limits, listen, models, pods, profiles, routes, sources,
@@ -24,30 +25,30 @@ use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings};
 use crate::tls::ListenerTls;
 use crate::watch::FileState;
 
-/// A configuration that was checked: only [`Config::check`] makes one.
+/// A valid configuration: only [`Config::check`] creates one.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Everything but pods, and tokenizers that must be loaded first.
+    /// The settings without pods and models; the tokenizers of models are loaded later.
     pub(crate) settings: Settings,
     listen: Listen,
     pub(crate) models: Vec<ModelConfig>,
     pub(crate) pods: Vec<PodConfig>,
-    finders: Vec<DiscoveryConfig>,
+    discovery: Vec<DiscoveryConfig>,
     sources: Vec<EventSourceConfig>,
     isolates: bool,
-    /// Certificates and keys that it names.
+    /// Files with certificates and keys.
     certificates: Vec<PathBuf>,
-    /// How its files looked when they were read.
-    look: FileState,
+    /// State of its files when they were read.
+    file_state: FileState,
 }
 
-/// Everything that is wrong with a configuration and the files it names.
+/// All problems of a configuration and of the files that it names.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfigRefused {
     files: Vec<Problems>,
 }
 
-/// What stands at the top, in the order of the reference page.
+/// Keys at the top level, in the order of the reference page.
 const KEYS: [&str; 24] = [
     "listen",
     "models",
@@ -77,36 +78,36 @@ const KEYS: [&str; 24] = [
 
 #[rustfmt::skip]
 pub(crate) const TOP: &[Parameter] = &[
-    Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
-    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`, unless they have a `key_file`."),
-    Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
-    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions a second that are taken down in full, with every candidate and score, for `/decisions` of the admin plane; 0 for none."),
-    Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),
+    Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: responses carry `x-wornpath-pod` and the reason for the choice."),
+    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods receive the client's `authorization` header, unless they have a `key_file`."),
+    Parameter::with_default("stale_after", Takes::Time, "30s", "Time without cache events after which the index entries of a pod count less; after twice that time they count for nothing."),
+    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions per second that are recorded in full, with every candidate and score, for `/decisions` of the admin plane; 0 disables recording."),
+    Parameter::optional("workers", Takes::Whole(1, 1024), "Worker threads for client connections; by default one per core."),
 ];
 
 impl Config {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
-    /// Everything that is wrong with it and the files it names.
+    /// All problems of the file and of the files that it names.
     pub fn read(path: &Path) -> Result<Self, ConfigRefused> {
         let file = path.display().to_string();
         let before = FileState::at(&[path.to_owned()]);
         match std::fs::read_to_string(path) {
             Ok(text) => {
-                let beside = RelativePaths::new(path);
-                let mut config = Self::check(&file, &text, &beside)?;
-                let others: Vec<_> = config.files().iter().map(|file| beside.path(file)).collect();
-                config.look = before.and(FileState::at(&others));
+                let paths = RelativePaths::new(path);
+                let mut config = Self::check(&file, &text, &paths)?;
+                let others: Vec<_> = config.files().iter().map(|file| paths.path(file)).collect();
+                config.file_state = before.and(FileState::at(&others));
                 Ok(config)
             }
             Err(error) => {
                 let problem = Problem::new(
                     ProblemKind::NotFound,
                     FIRST,
-                    format!("it cannot be read: {error}"),
+                    format!("cannot read the file: {error}"),
                 );
-                let problem = problem.cure("give the path of a configuration");
+                let problem = problem.cure("give the path of a configuration file");
                 Err(ConfigRefused {
                     files: vec![Problems::new("configuration", &file, "", vec![problem])],
                 })
@@ -114,24 +115,28 @@ impl Config {
         }
     }
 
-    /// Checks a text. `file` is what problems call it.
+    /// Checks the text of a configuration. `file` is its name in problems.
     ///
     /// # Errors
-    /// Everything that is wrong with it and the files it names.
-    pub fn check(file: &str, text: &str, outside: &dyn Environment) -> Result<Self, ConfigRefused> {
-        let mut notes = Diagnostics::new(outside);
+    /// All problems of the file and of the files that it names.
+    pub fn check(
+        file: &str,
+        text: &str,
+        environment: &dyn Environment,
+    ) -> Result<Self, ConfigRefused> {
+        let mut diagnostics = Diagnostics::new(environment);
         let config = match parse(text) {
-            Ok(root) => Some(whole(&root, &mut notes)),
+            Ok(root) => Some(sections(&root, &mut diagnostics)),
             Err(problem) => {
-                notes.problems.push(problem);
+                diagnostics.problems.push(problem);
                 None
             }
         };
-        refuse(notes, "configuration", file, text)?;
+        refuse(diagnostics, "configuration", file, text)?;
         Ok(config.expect("a text that cannot be parsed is a problem, and was refused above"))
     }
 
-    /// What stands behind a gateway without a file: nothing is listed, and everything has its default.
+    /// The configuration of a gateway without a file: no pods, and every default.
     #[must_use]
     pub fn bare() -> Self {
         Self {
@@ -139,38 +144,38 @@ impl Config {
             listen: Listen::default(),
             models: Vec::new(),
             pods: Vec::new(),
-            finders: Vec::new(),
+            discovery: Vec::new(),
             sources: Vec::new(),
             isolates: false,
             certificates: Vec::new(),
-            look: FileState::default(),
+            file_state: FileState::default(),
         }
     }
 
     /// Checks a file of discovered pods against this configuration.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the file.
     pub fn check_pods(&self, file: &str, text: &str) -> Result<Vec<PodConfig>, ConfigRefused> {
-        let beside = RelativePaths::new(Path::new(file));
-        let mut notes = Diagnostics::new(&beside);
+        let paths = RelativePaths::new(Path::new(file));
+        let mut diagnostics = Diagnostics::new(&paths);
         let pods = match parse(text) {
             Ok(root) => {
                 if let Yaml::Map(entries) = &root.value {
-                    unknown_keys(entries, &["pods"], "a file of pods", &mut notes.problems);
+                    unknown_keys(entries, &["pods"], "a file of pods", &mut diagnostics.problems);
                 }
-                pods::pods(&root, self.scope(), &mut notes)
+                pods::pods(&root, self.scope(), &mut diagnostics)
             }
             Err(problem) => {
-                notes.problems.push(problem);
+                diagnostics.problems.push(problem);
                 Vec::new()
             }
         };
-        refuse(notes, "file of pods", file, text)?;
+        refuse(diagnostics, "file of pods", file, text)?;
         Ok(pods)
     }
 
-    /// The settings without pods and without models, whose tokenizers are not loaded yet.
+    /// The settings without pods and models. [`Config::settings`] adds both.
     #[must_use]
     pub const fn base_settings(&self) -> &Settings {
         &self.settings
@@ -179,40 +184,40 @@ impl Config {
     /// The state of the configuration's files when they were read.
     #[must_use]
     pub const fn file_state(&self) -> &FileState {
-        &self.look
+        &self.file_state
     }
 
-    /// Where it listens.
+    /// The listeners.
     #[must_use]
     pub const fn listen(&self) -> &Listen {
         &self.listen
     }
 
-    /// The pods it lists.
+    /// The pods that the file lists.
     #[must_use]
     pub fn pods(&self) -> &[PodConfig] {
         &self.pods
     }
 
-    /// How other pods are found.
+    /// The discovery sources, which add pods at run time.
     #[must_use]
     pub fn finders(&self) -> &[DiscoveryConfig] {
-        &self.finders
+        &self.discovery
     }
 
-    /// Where events come from besides the engines themselves.
+    /// The event sources other than the engines themselves.
     #[must_use]
     pub fn sources(&self) -> &[EventSourceConfig] {
         &self.sources
     }
 
-    /// Files that it was made from besides its own, for whoever watches them.
+    /// The files that the configuration names, which a watcher must watch as well.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
         let profiles = self.settings.profiles.iter().map(|profile| &profile.file);
         profiles
             .filter(|file| {
-                !file.starts_with(profiles::SHIPPED_FILE) && !file.starts_with("profile ")
+                !file.starts_with(profiles::BUILTIN_FILE_PREFIX) && !file.starts_with("profile ")
             })
             .map(PathBuf::from)
             .chain(self.certificates.iter().cloned())
@@ -221,54 +226,68 @@ impl Config {
 
     fn scope(&self) -> PodScope<'_> {
         let isolation = self.isolates.then_some(FIRST);
-        let (models, sources, reach) = (&self.models, &self.sources, &self.settings.reach);
-        PodScope { models, sources, isolation, reach }
+        PodScope {
+            models: &self.models,
+            sources: &self.sources,
+            isolation,
+            egress: &self.settings.reach,
+        }
     }
 }
 
-/// Where a problem is shown that concerns a file as a whole.
+/// The position of a problem that concerns a file as a whole.
 const FIRST: wornpath_routing::Span = wornpath_routing::Span { line: 1, column: 1, length: 1 };
 
-/// Whether `text` is a configuration rather than a profile: some key at its top says so.
+/// Whether `text` is a configuration rather than a profile, judged by its top-level keys.
 #[must_use]
 pub fn is_configuration(text: &str) -> bool {
-    const TELLING: [&str; 5] = ["pods", "listen", "discovery", "routes", "profiles"];
+    const CONFIGURATION_KEYS: [&str; 5] = ["pods", "listen", "discovery", "routes", "profiles"];
     match parse(text) {
-        Ok(root) => TELLING.iter().any(|key| root.get(key).is_some()),
-        // Broken, but broken in a configuration's words.
+        Ok(root) => CONFIGURATION_KEYS.iter().any(|key| root.get(key).is_some()),
+        // It cannot be parsed: look for the keys at the start of a line.
         Err(_) => text.lines().any(|line| {
-            TELLING
+            CONFIGURATION_KEYS
                 .iter()
                 .any(|key| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':')))
         }),
     }
 }
 
-fn whole(root: &Node, notes: &mut Diagnostics) -> Config {
+/// Reads every section, in the order in which later ones refer to earlier ones.
+fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     match &root.value {
-        Yaml::Map(entries) => unknown_keys(entries, &KEYS, "a configuration", &mut notes.problems),
+        Yaml::Map(entries) => {
+            unknown_keys(entries, &KEYS, "a configuration", &mut diagnostics.problems)
+        }
         _ => {
             let message = format!("a configuration is a map of sections, not {}", root.kind());
             let problem = Problem::new(ProblemKind::Syntax, root.span, message);
-            notes.problems.push(problem.cure("begin with `pods:` and list an engine"));
+            diagnostics
+                .problems
+                .push(problem.cure("start with `pods:` and list at least one engine"));
         }
     }
     let mut settings = Settings::default();
-    let listen = listen::listen(root, notes);
-    (settings.client, settings.tls.client) = (listen.client, listen.client_tls.clone());
+    let listen = listen::listen(root, diagnostics);
+    settings.client = listen.client;
+    settings.tls.client = listen.client_tls.clone();
     if let Some(ListenerGuard { address, token, tls }) = listen.admin.clone() {
-        (settings.admin, settings.admin_token, settings.tls.admin) = (Some(address), token, tls);
+        settings.admin = Some(address);
+        settings.admin_token = token;
+        settings.tls.admin = tls;
     }
     let events = listen.events.as_ref().and_then(|events| events.tls.clone());
     settings.tls.events =
         if cfg!(feature = "grpc") { events.map(ListenerTls::with_http2) } else { events };
-    let reach = EgressPolicy { allowed: pods::allowed(root, notes), tls: tls::pods(root, notes) };
-    settings.reach = Arc::new(reach);
-    let models = models::models(root, notes);
-    let sources = sources::sources(root, &listen, notes);
-    settings.checkpoint = checkpoint::checkpoint(root, notes);
-    settings.tenants = tenants::tenants(root, notes);
-    let isolation = tenants::isolation(root, notes);
+    settings.reach = Arc::new(EgressPolicy {
+        allowed: pods::allowed(root, diagnostics),
+        tls: tls::pods(root, diagnostics),
+    });
+    let models = models::models(root, diagnostics);
+    let sources = sources::sources(root, &listen, diagnostics);
+    settings.checkpoint = checkpoint::checkpoint(root, diagnostics);
+    settings.tenants = tenants::tenants(root, diagnostics);
+    let isolation = tenants::isolation(root, diagnostics);
     if let Some((_, key)) = &isolation {
         settings.sharing = CacheSharing::Isolated;
         settings.key.clone_from(key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
@@ -277,36 +296,37 @@ fn whole(root: &Node, notes: &mut Diagnostics) -> Config {
         models: &models,
         sources: &sources,
         isolation: isolation.as_ref().map(|(span, _)| *span),
-        reach: &settings.reach,
+        egress: &settings.reach,
     };
-    let pods = pods::pods(root, scope, notes);
-    let finders = discovery::discovery(root, scope, notes);
-    has_pods(root, &pods, &finders, &listen, notes);
-    let roles = known_roles(&pods, &finders, &listen);
-    settings.profiles = profiles::profiles(root, roles.clone(), notes);
-    settings.routes =
-        routes::routes(root, (&models, &settings.tenants), &mut settings.profiles, notes);
+    let pods = pods::pods(root, scope, diagnostics);
+    let discovery = discovery::discovery(root, scope, diagnostics);
+    check_has_pods(root, &pods, &discovery, &listen, diagnostics);
+    let roles = known_roles(&pods, &discovery, &listen);
+    settings.profiles = profiles::profiles(root, roles.clone(), diagnostics);
+    let scope = RouteScope { models: &models, tenants: &settings.tenants };
+    settings.routes = routes::routes(root, scope, &mut settings.profiles, diagnostics);
     routes::default_first(&settings.routes, &mut settings.profiles);
-    routes::must_be_played(root, roles, &settings, notes);
-    routes::must_be_heard(root, &pods, &settings, notes);
-    limits::bounds(root, &mut settings, notes);
-    settings.telemetry = telemetry::telemetry(root, notes);
-    settings.batch = batch::batch(root, notes);
-    top(root, &mut settings, notes);
+    routes::check_roles(root, roles, &settings, diagnostics);
+    routes::check_events(root, &pods, &settings, diagnostics);
+    limits::bounds(root, &mut settings, diagnostics);
+    settings.telemetry = telemetry::telemetry(root, diagnostics);
+    settings.batch = batch::batch(root, diagnostics);
+    top_level(root, &mut settings, diagnostics);
     Config {
         settings,
         listen,
         models,
         pods,
-        finders,
+        discovery,
         sources,
         isolates: isolation.is_some(),
-        certificates: std::mem::take(&mut notes.files),
-        look: FileState::default(),
+        certificates: std::mem::take(&mut diagnostics.files),
+        file_state: FileState::default(),
     }
 }
 
-fn top(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
+/// The keys that are no sections.
+fn top_level(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics) {
     let Yaml::Map(entries) = &root.value else { return };
     let others: Vec<_> =
         KEYS.into_iter().filter(|key| TOP.iter().all(|own| own.name != *key)).collect();
@@ -320,14 +340,14 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
         span: root.span,
         settings: &own,
     };
-    let section = Section::read(entry, TOP, &others, &mut notes.problems);
+    let section = Section::read(entry, TOP, &others, &mut diagnostics.problems);
     if section.or("reveal", "nothing") == "pod" {
         settings.reveal = DebugHeaders::Pod;
     }
     if section.or("credentials", "none") == "forwarded" {
         settings.upstream_credentials = Credentials::Forwarded;
     }
-    notes.must_not_be_zero(&section, "stale_after");
+    diagnostics.check_nonzero(&section, "stale_after");
     settings.event_rules.stale_after = section.or("stale_after", settings.event_rules.stale_after);
     settings.explained = section.or("explained", 1.0);
     if let Some(workers) = section.maybe::<usize>("workers").and_then(std::num::NonZeroUsize::new) {
@@ -335,46 +355,45 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
     }
 }
 
-/// A router without pods is of no use, unless they can come later.
-fn has_pods(
+/// Reports a configuration without pods, unless pods can be added later.
+fn check_has_pods(
     root: &Node,
     pods: &[PodConfig],
-    finders: &[DiscoveryConfig],
+    discovery: &[DiscoveryConfig],
     listen: &Listen,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) {
-    let may_come = !finders.is_empty() || listen.admin.is_some();
-    if pods.is_empty() && !may_come && notes.problems.is_empty() {
+    let can_add_pods = !discovery.is_empty() || listen.admin.is_some();
+    if pods.is_empty() && !can_add_pods && diagnostics.problems.is_empty() {
         let problem = Problem::new(
             ProblemKind::MissingDependency,
             root.span,
-            "there are no pods, and no way to find any",
+            "no pods are listed, and neither `discovery` nor `listen.admin` can add any",
         );
-        notes.problems.push(
-            problem
-                .cure("list some: `pods: [{url: \"http://127.0.0.1:8000\"}]`, or add `discovery`"),
-        );
+        diagnostics.problems.push(problem.cure(
+            "list at least one: `pods: [{url: \"http://127.0.0.1:8000\"}]`, or add `discovery`",
+        ));
     }
 }
 
-/// The roles that pods can play, if pods cannot come from elsewhere.
+/// The roles of all pods, if no pods can be added later.
 fn known_roles(
     pods: &[PodConfig],
-    finders: &[DiscoveryConfig],
+    discovery: &[DiscoveryConfig],
     listen: &Listen,
 ) -> Option<Vec<Role>> {
-    let closed = finders.is_empty() && listen.admin.is_none() && !pods.is_empty();
-    closed.then(|| pods.iter().flat_map(|pod| pod.roles.iter().cloned()).collect())
+    let is_fixed = discovery.is_empty() && listen.admin.is_none() && !pods.is_empty();
+    is_fixed.then(|| pods.iter().flat_map(|pod| pod.roles.iter().cloned()).collect())
 }
 
 fn refuse(
-    notes: Diagnostics,
+    diagnostics: Diagnostics,
     subject: &'static str,
     file: &str,
     text: &str,
 ) -> Result<(), ConfigRefused> {
-    let shown = notes.shown(text);
-    let Diagnostics { problems, elsewhere: mut files, .. } = notes;
+    let shown = diagnostics.shown(text);
+    let Diagnostics { problems, other_files: mut files, .. } = diagnostics;
     if !problems.is_empty() {
         files.insert(0, Problems::new(subject, file, &shown, problems));
     }
@@ -388,7 +407,7 @@ impl ConfigRefused {
         &self.files
     }
 
-    /// As JSON, for machines: one list over all files.
+    /// The problems of all files as one JSON list.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let all = self.files.iter().filter_map(|file| match file.to_json() {
@@ -399,7 +418,7 @@ impl ConfigRefused {
     }
 }
 
-/// As a compiler would show them.
+/// Formats problems as a compiler does: position, source line, cure.
 impl fmt::Display for ConfigRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.files.iter().try_for_each(|problems| problems.fmt(f))

@@ -1,4 +1,4 @@
-//! What is taken down while a configuration is read, and the rules that several sections share.
+//! The problems found while a configuration is read, and the checks that several sections share.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,30 +10,42 @@ use crate::env::Environment;
 use crate::section::{Section, refused};
 use crate::settings::KeyDigest;
 
-/// How to get a digest.
+/// How to write a digest.
 pub(crate) const DIGEST_CURE: &str =
-    "a digest is what `printf %s SECRET | sha256sum` prints, with `sha256:` before it";
+    "a digest is `sha256:` followed by the output of `printf %s SECRET | sha256sum`";
 
-/// Problems so far.
+/// Where a value belongs: the key, and the section that has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Label<'a> {
+    pub(crate) owner: &'a str,
+    pub(crate) key: &'a str,
+}
+
+/// Problems found so far, and the files that the configuration names.
 pub(crate) struct Diagnostics<'a> {
-    pub(crate) outside: &'a dyn Environment,
+    pub(crate) environment: &'a dyn Environment,
     /// In the configuration itself.
     pub(crate) problems: Vec<Problem>,
     /// In files that it names.
-    pub(crate) elsewhere: Vec<Problems>,
-    /// Certificates and keys that it names, for whoever watches them.
+    pub(crate) other_files: Vec<Problems>,
+    /// Files with certificates and keys, for the file watcher.
     pub(crate) files: Vec<PathBuf>,
-    /// What may be a secret and must not be shown.
+    /// Values that may be secrets and must not be shown.
     masked: Vec<Span>,
 }
 
 impl<'a> Diagnostics<'a> {
-    pub(crate) fn new(outside: &'a dyn Environment) -> Self {
-        let (files, masked) = (Vec::new(), Vec::new());
-        Self { outside, problems: Vec::new(), elsewhere: Vec::new(), files, masked }
+    pub(crate) fn new(environment: &'a dyn Environment) -> Self {
+        Self {
+            environment,
+            problems: Vec::new(),
+            other_files: Vec::new(),
+            files: Vec::new(),
+            masked: Vec::new(),
+        }
     }
 
-    /// A digest. What is none may be the secret itself, so nobody is shown it.
+    /// Reads a digest. An invalid value may be the secret itself, so it is never shown.
     pub(crate) fn digest(&mut self, section: &Section<'_>, key: &'static str) -> Option<KeyDigest> {
         let text: String = section.maybe(key)?;
         match text.parse() {
@@ -41,7 +53,7 @@ impl<'a> Diagnostics<'a> {
             Err(error) => {
                 let span = section.at(key);
                 self.masked.push(span);
-                let message = format!("`{key}` is no digest: {error}");
+                let message = format!("`{key}` is not a digest: {error}");
                 self.problems
                     .push(Problem::new(ProblemKind::Unsafe, span, message).cure(DIGEST_CURE));
                 None
@@ -49,7 +61,8 @@ impl<'a> Diagnostics<'a> {
         }
     }
 
-    /// An address that is refused, as it may be shown: without a password that may be in it, there and where it stands.
+    /// A refused address as a message may show it. One that may contain a password is hidden,
+    /// in the message and in the quoted source line.
     pub(crate) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
         if !address.contains('@') {
             return address;
@@ -58,8 +71,8 @@ impl<'a> Diagnostics<'a> {
         "…"
     }
 
-    /// Takes down a name that was given before.
-    pub(crate) fn only_once(
+    /// Reports a name that is already in `names`, and adds it.
+    pub(crate) fn check_unique(
         &mut self,
         names: &mut Vec<(String, Span)>,
         what: &str,
@@ -69,16 +82,16 @@ impl<'a> Diagnostics<'a> {
         let first = names.iter().find(|(known, _)| known == name && !name.is_empty());
         if let Some((_, first)) = first {
             self.problems.push(
-                Problem::new(ProblemKind::Twice, span, format!("{what} `{name}` is there twice"))
-                    .also(*first, "first given here")
-                    .cure("give each another one, or remove one of them"),
+                Problem::new(ProblemKind::Twice, span, format!("duplicate {what} `{name}`"))
+                    .also(*first, "first defined here")
+                    .cure("make them unique, or remove one"),
             );
         }
         names.push((name.to_owned(), span));
     }
 
-    /// Whether a name is known; takes it down if not.
-    pub(crate) fn must_be_known<'n>(
+    /// Whether `name` is one of `known`; reports it if not.
+    pub(crate) fn check_known<'n>(
         &mut self,
         what: &str,
         name: &str,
@@ -91,57 +104,48 @@ impl<'a> Diagnostics<'a> {
         }
         let cure = match nearest(name, known.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
-            None if known.is_empty() => format!("the configuration has no {what}; add it"),
-            None => format!("there are: {}", known.join(", ")),
+            None if known.is_empty() => format!("the configuration defines no {what}; add one"),
+            None => format!("available: {}", known.join(", ")),
         };
-        let message = format!("there is no {what} `{name}`");
+        let message = format!("unknown {what} `{name}`");
         self.problems.push(Problem::new(ProblemKind::NotFound, span, message).cure(cure));
         false
     }
 
-    /// Takes down a `name` without anything in it.
-    pub(crate) fn must_be_called_something(
-        &mut self,
-        section: &Section<'_>,
-        owner: &str,
-        cure: &str,
-    ) {
+    /// Reports a blank or unprintable `name` of a section.
+    pub(crate) fn check_section_name(&mut self, section: &Section<'_>, owner: &str, cure: &str) {
         if let Some(name) = section.maybe::<String>("name") {
-            self.must_be_a_name((owner, "name"), (&name, section.at("name")), cure);
+            let label = Label { owner, key: "name" };
+            self.check_name(label, &name, section.at("name"), cure);
         }
     }
 
-    /// Takes down a name without anything in it, which nobody could ask for, and one that terminals would obey.
-    pub(crate) fn must_be_a_name(
-        &mut self,
-        (owner, key): (&str, &str),
-        (name, span): (&str, Span),
-        cure: &str,
-    ) {
+    /// Reports a blank name, and one with control characters, which a terminal would interpret.
+    pub(crate) fn check_name(&mut self, label: Label<'_>, name: &str, span: Span, cure: &str) {
         let rule = if name.trim().is_empty() {
-            "a name needs at least one letter, digit or sign"
+            "a name must not be blank"
         } else if name.chars().any(char::is_control) {
-            "a name has no control characters"
+            "a name must not contain control characters"
         } else {
             return;
         };
         let shown = name.escape_debug().to_string();
-        self.problems.push(refused(owner, key, &shown, span, &rule).cure(cure));
+        self.problems.push(refused(label.owner, label.key, &shown, span, &rule).cure(cure));
     }
 
-    /// Takes down a time of nothing where something would then never stop.
-    pub(crate) fn must_not_be_zero(&mut self, section: &Section<'_>, key: &'static str) {
+    /// Reports a duration of zero where a timeout or an interval is needed.
+    pub(crate) fn check_nonzero(&mut self, section: &Section<'_>, key: &'static str) {
         if section.maybe(key) == Some(Duration::ZERO) {
             let problem = Problem::new(
                 ProblemKind::BadParameter,
                 section.at(key),
-                format!("`{key}` is no time at all"),
+                format!("`{key}` is zero"),
             );
-            self.problems.push(problem.cure("give a time above zero, such as `5s`"));
+            self.problems.push(problem.cure("give a duration above zero, such as `5s`"));
         }
     }
 
-    /// The text to show problems in, without what may be a secret.
+    /// The source text for messages, with possible secrets masked.
     pub(crate) fn shown(&self, text: &str) -> String {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         for span in &self.masked {

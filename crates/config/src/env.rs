@@ -1,38 +1,38 @@
-//! What a configuration needs from outside its own file, so that checking it can be tried without one.
+//! File access of the configuration check, as a trait, so that tests and fuzzing need no files.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Reads what a configuration names.
+/// Reads the files that a configuration names.
 pub trait Environment {
-    /// The text of a file; relative paths start beside the configuration.
+    /// The text of a file; relative paths start at the configuration's folder.
     ///
     /// # Errors
     /// If it cannot be read.
     fn text(&self, path: &Path) -> io::Result<String>;
 
-    /// Where a file is or would be, if there is a folder for it.
+    /// The path of a file that may not exist yet; `None` if its folder does not exist.
     fn place(&self, path: &Path) -> Option<PathBuf>;
 
-    /// Whether what is at a path is a folder; none if nothing is there.
+    /// Whether a path is a folder; `None` if it does not exist.
     fn is_folder(&self, path: &Path) -> Option<bool>;
 
-    /// Whether there is a folder with a tokenizer.
+    /// Whether the folder contains a `tokenizer.json`.
     fn has_tokenizer(&self, folder: &Path) -> bool;
 }
 
-/// The files beside a configuration.
+/// Resolves paths against the configuration's folder.
 #[derive(Clone, Debug)]
 pub struct RelativePaths(PathBuf);
 
 impl RelativePaths {
-    /// Beside the configuration at `path`.
+    /// Relative to the folder of the configuration at `path`.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self(path.parent().unwrap_or(Path::new("")).to_owned())
     }
 
-    /// Where a path in the configuration leads.
+    /// Resolves a path of the configuration.
     #[must_use]
     pub fn path(&self, path: &Path) -> PathBuf {
         self.0.join(path)
@@ -45,9 +45,9 @@ impl Environment for RelativePaths {
     }
 
     fn place(&self, path: &Path) -> Option<PathBuf> {
-        let place = self.path(path);
-        let folder = place.parent()?;
-        (folder.as_os_str().is_empty() || folder.is_dir()).then_some(place)
+        let path = self.path(path);
+        let folder = path.parent()?;
+        (folder.as_os_str().is_empty() || folder.is_dir()).then_some(path)
     }
 
     fn is_folder(&self, path: &Path) -> Option<bool> {

@@ -27,7 +27,7 @@ mod tokenizers;
 mod watch;
 
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
-pub use builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use env::{Environment, RelativePaths};
 pub use reference::reference;

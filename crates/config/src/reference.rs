@@ -14,107 +14,108 @@ use crate::sections::{
 const HEAD: &str = "\
 # wornpath.yaml
 
-Written from the code by a test; do not edit. A commented example: [wornpath.example.yaml](../wornpath.example.yaml).
+Generated from the code by a test; do not edit. A commented example: [wornpath.example.yaml](../wornpath.example.yaml).
 
-`wornpath check wornpath.yaml` says what is wrong with a configuration, every problem with its place and its
-cure; `wornpath serve -c wornpath.yaml` runs it. Paths in it start beside the file. Nothing secret stands in it:
-API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), the cell's secret has a file of its
-own. It is read again on SIGHUP, when it changes, and when the admin plane says so; a file with a problem changes
-nothing. An option of `wornpath serve` overrides what stands here ([which one what](operations.md#changing-the-configuration)).
+`wornpath check wornpath.yaml` lists every problem of a configuration with its position and its cure;
+`wornpath serve -c wornpath.yaml` runs it. Relative paths start at the file's folder. The file contains no secrets:
+API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), and the cell's secret is in a separate
+file. The configuration is reloaded on SIGHUP, when the file changes, and on request of the admin plane; a file with a
+problem changes nothing. An option of `wornpath serve` overrides the file ([which option overrides what](operations.md#changing-the-configuration)).
 ";
 
 type ReferencePart = (&'static str, &'static str, &'static [Parameter]);
 
 const PARTS: &[ReferencePart] = &[
-    ("listen.client", "Where clients come: an address alone, or a map.", listen::LISTEN),
+    ("listen.client", "The client API: an address, or a map.", listen::LISTEN),
     (
         "listen.admin, listen.events",
-        "An address alone, or a map. Neither is there unless it is given.",
+        "An address, or a map. Both listeners are disabled by default.",
         listen::GUARDED,
     ),
     (
         "listen.*.tls",
-        "With it, the listener speaks TLS. Renewed files take effect when the configuration is read again.",
+        "Enables TLS on the listener. Renewed files take effect when the configuration is reloaded.",
         tls::LISTENER_TLS,
     ),
-    (
-        "models[]",
-        "The models that are served, as far as more than their name matters.",
-        models::MODEL,
-    ),
-    ("pods[]", "The engines. Who they are:", pods::ADDRESS),
-    ("pods[], and discovery by name", "What is known of them:", pods::FACTS),
+    ("models[]", "Models with a tokenizer, a block size or aliases.", models::MODEL),
+    ("pods[]", "The engines. Identity and address:", pods::ADDRESS),
+    ("pods[], and discovery by name", "Properties:", pods::FACTS),
     (
         "pod_addresses",
-        "A list of address ranges such as `10.0.0.0/8` in which all pods must be, wherever they come from; it is \
-         checked at every connection, after names were resolved. Without it, pods may be anywhere but at link-local, \
-         multicast and unspecified addresses.",
+        "A list of address ranges such as `10.0.0.0/8` that every pod's address must be in, \
+         whatever the pod's source; it is checked at every connection, after name resolution. \
+         Without it, only link-local, multicast and unspecified addresses are refused.",
         &[],
     ),
     (
         "pod_tls",
-        "How pods at `https://` are recognised, and how they recognise wornpath.",
+        "TLS for pods at `https://`: the CA that pods must be signed by, and wornpath's own client certificate.",
         tls::POD_TLS,
     ),
-    ("discovery[]: a file", "Pods that come and go with a file.", discovery::FILE),
+    ("discovery[]: a file", "Pods listed in a file.", discovery::FILE),
     (
         "discovery[]: a name",
-        "Pods that come and go with the addresses of a name. It also takes what is known of pods, the same for all.",
+        "Pods at the addresses of a DNS name. The properties of pods can be set as well; they apply to all of them.",
         discovery::DNS,
     ),
     (
         "event_sources[]",
-        "Where cache events come from, besides the engines themselves.",
+        "Sources of cache events other than the engines themselves.",
         sources::SOURCE,
     ),
     (
         "checkpoint",
-        "With it, what is known of the pods' caches outlives the router: it is kept in a file, read at the next start, \
-         and counts as soon as a pod's own events confirm it. A file that is damaged or of another version is passed \
-         over.",
+        "Saves the cache index across restarts: it is written to a file, loaded at the next \
+         start, and used for a pod as soon as the pod's own events confirm it. A damaged file, or \
+         one of another version, is ignored.",
         checkpoint::CHECKPOINT,
     ),
-    ("tenants[]", "Who may call; everybody if there is none.", tenants::TENANT),
+    (
+        "tenants[]",
+        "The callers and their API keys; without any, every caller is accepted.",
+        tenants::TENANT,
+    ),
     (
         "isolation",
-        "If it is there, tenants share no cached blocks and cannot probe for each other's prompts. Only engines \
-         that know `cache_salt` can do that.",
+        "If present, tenants share no cached blocks and cannot probe for each other's prompts. \
+         Only engines that support `cache_salt` can isolate tenants.",
         tenants::ISOLATION,
     ),
     (
         "routes[]",
-        "Which profile decides; the first route that matches counts, and the last must match everything. Without routes, the only profile decides, or the shipped `cache-aware`, or `cache-aware-text` where some model has no tokenizer.",
+        "Selects the profile of a request; the first matching route applies, and the last must match every request. Without routes, the only profile is used, or else the built-in `cache-aware`, or `cache-aware-text` if some model has no tokenizer.",
         routes::ROUTE,
     ),
     (
         "routes[].match",
-        "What a request must be like; what is not given matches everything.",
+        "Conditions on a request; an omitted one matches every request.",
         routes::MATCH,
     ),
     (
         "profiles",
-        "A map from names to profiles: either the profile itself, or the path of a file with it. Plugins and their \
-         parameters: [plugins/reference.md](plugins/reference.md).",
+        "A map from names to profiles: either the profile itself, or the path of its file. \
+         Plugins and their parameters: [plugins/reference.md](plugins/reference.md).",
         &[],
     ),
-    ("limits", "What a client may send.", limits::LIMITS),
-    ("timeouts", "How long calls to pods may take.", limits::TIMEOUTS),
-    ("retries", "How many retries there may be.", limits::RETRIES),
-    ("breaker", "When pods are cut off.", limits::BREAKER),
-    ("drain", "How wornpath ends.", limits::DRAIN),
+    ("limits", "Limits for clients, and capacities.", limits::LIMITS),
+    ("timeouts", "Timeouts of calls to pods.", limits::TIMEOUTS),
+    ("retries", "The retry budget.", limits::RETRIES),
+    ("breaker", "The circuit breaker of each pod.", limits::BREAKER),
+    ("drain", "Shutdown.", limits::DRAIN),
     (
         "telemetry",
-        "With it, spans of traced requests go to a collector: the request, `prepare`, `lookup`, `filter`, `score`, \
-         `pick` and every `call`. Pods get a `traceparent` below the request's span. Without it, whatever trace \
-         context a client sends goes to the pod as it is.",
+        "Exports spans of traced requests to a collector: the request, `prepare`, `lookup`, \
+         `filter`, `score`, `pick` and every `call`. Pods receive a `traceparent` below the \
+         request's span. Without this section, a client's trace context is forwarded to the pod \
+         unchanged.",
         telemetry::TELEMETRY,
     ),
     (
         "batch",
-        "With it, files and batches are served: [batches.md](batches.md). Read when wornpath starts.",
+        "Enables the Files and Batches APIs: [batches.md](batches.md). Read only at start.",
         batch::BATCH,
     ),
-    ("At the top", "Keys that are no sections.", TOP),
+    ("Top level", "Keys environment the sections.", TOP),
 ];
 
 /// The reference page, as Markdown.

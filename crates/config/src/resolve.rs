@@ -1,4 +1,4 @@
-//! From a checked configuration to the settings that a gateway runs with.
+//! Converts a valid configuration to the settings of a gateway.
 
 use wornpath_routing::{PodFacts, Role, Topology};
 
@@ -28,7 +28,7 @@ impl Config {
 }
 
 impl PodConfig {
-    /// The pods behind this address: one, or one for each rank.
+    /// The pods behind this address: one, or one per rank.
     #[must_use]
     pub fn settings(&self) -> Vec<PodSettings> {
         if self.ranks == 1 {
@@ -38,7 +38,7 @@ impl PodConfig {
     }
 
     fn rank(&self, rank: Option<u32>) -> PodSettings {
-        let [host, rack, zone, region] = self.place.clone().map(|place| place.map(Into::into));
+        let [host, rack, zone, region] = self.place.clone().map(|name| name.map(Into::into));
         let names = |names: &[String]| names.iter().map(|name| name.as_str().into()).collect();
         let name = rank.map_or_else(|| self.name.clone(), |rank| format!("{}/{rank}", self.name));
         let plain = PodSettings::at(&self.url);
@@ -60,7 +60,8 @@ impl PodConfig {
             topology: Topology { host, rack, zone, region },
         };
         let bootstrap_port = self.bootstrap_port.unwrap_or(plain.bootstrap_port);
-        let (events, key_file) = (self.source(rank), self.key_file.clone());
+        let events = self.source(rank);
+        let key_file = self.key_file.clone();
         let metrics = self.metrics.clone();
         let named = |events: &Events| match events {
             Events::Source(name) => Some(name.clone()),
@@ -73,7 +74,7 @@ impl PodConfig {
     fn source(&self, rank: Option<u32>) -> Option<EventSource> {
         let rank = u16::try_from(rank.unwrap_or(0)).unwrap_or(0);
         let zmq = self.events.iter().find_map(|events| match events {
-            // That the last rank has a port was checked with the configuration.
+            // The check of the configuration ensured that the last rank has a valid port.
             Events::Zmq(address) => address.of_rank(rank).ok(),
             Events::Asked | Events::Source(_) => None,
         });

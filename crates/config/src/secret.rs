@@ -1,4 +1,4 @@
-//! Secrets as a configuration may hold them: digests of what others must know, and files of what pods want to see.
+//! Secrets: digests of callers' keys and tokens, and files with the API keys of pods.
 
 use std::fmt;
 use std::path::Path;
@@ -9,32 +9,32 @@ use sha2::{Digest, Sha256};
 
 use crate::settings::KeyDigest;
 
-/// Not a digest.
+/// A text that is not a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DigestError {
-    /// It may be the secret itself.
-    #[error("it does not begin with `sha256:`")]
+    /// Without `sha256:`; it may be the secret itself.
+    #[error("it does not start with `sha256:`")]
     Bare,
     /// The wrong number of digits.
     #[error("it has {0} characters after `sha256:`, not 64")]
     BodyLength(usize),
     /// Not hexadecimal.
-    #[error("it has a character that is no hexadecimal digit")]
+    #[error("it contains a character that is not a hexadecimal digit")]
     Digit,
 }
 
-/// Not a key that can be shown to a pod.
+/// A key file without a usable key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// There is no such file, or nobody may read it.
+    /// The file does not exist or is not readable.
     #[error("cannot be read: {0}")]
     Unread(#[from] std::io::Error),
-    /// What is in it is no key. It is not repeated.
-    #[error("holds no key: one line of letters, digits and signs")]
+    /// The content is not a key. It is not shown.
+    #[error("contains no key; a key is one line of printable ASCII without spaces")]
     NoKey,
 }
 
-/// The `authorization` that shows the key in a file.
+/// The `authorization` header with the key in a file.
 pub fn authorization(file: &Path) -> Result<HeaderValue, KeyError> {
     let text = std::fs::read_to_string(file)?;
     let key = text.trim();
@@ -51,7 +51,7 @@ impl KeyDigest {
         Self(Sha256::digest(secret).into())
     }
 
-    /// Whether this is the digest of `secret`. How long that takes says nothing about the secret.
+    /// Whether this is the digest of `secret`, compared in constant time.
     #[must_use]
     pub fn is_of(&self, secret: &[u8]) -> bool {
         let found = Self::of(secret).0;
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_read_back_as_it_is_written_and_knows_its_secret() {
+    fn a_digest_survives_printing_and_parsing_and_matches_its_secret() {
         let digest = KeyDigest::of(b"abc");
         let text = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest.to_string(), text);
@@ -105,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_digest_is_refused_without_being_repeated() {
-        let says = |text: &str| text.parse::<KeyDigest>().unwrap_err();
-        assert_eq!(says("sk-123"), DigestError::Bare);
-        assert_eq!(says("sha256:12"), DigestError::BodyLength(2));
-        assert_eq!(says(&format!("sha256:{}", "g0".repeat(32))), DigestError::Digit);
-        assert_eq!(says(&format!("sha256:{}", "+0".repeat(32))), DigestError::Digit);
-        assert_eq!(says(&format!("sha256:{}", "é".repeat(64))), DigestError::Digit);
+    fn an_invalid_digest_is_refused_without_being_shown() {
+        let error = |text: &str| text.parse::<KeyDigest>().unwrap_err();
+        assert_eq!(error("sk-123"), DigestError::Bare);
+        assert_eq!(error("sha256:12"), DigestError::BodyLength(2));
+        assert_eq!(error(&format!("sha256:{}", "g0".repeat(32))), DigestError::Digit);
+        assert_eq!(error(&format!("sha256:{}", "+0".repeat(32))), DigestError::Digit);
+        assert_eq!(error(&format!("sha256:{}", "é".repeat(64))), DigestError::Digit);
     }
 }

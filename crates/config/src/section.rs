@@ -1,4 +1,4 @@
-//! One map of the file: its declared parameters, and where each value stands.
+//! One map of the file: its declared parameters, and the position of each value.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -24,11 +24,12 @@ impl<'a> Section<'a> {
         Self { entry, settings }
     }
 
-    /// The map called `name`, read even if it is not there: then every default holds. `span` is where it
-    /// would stand.
+    /// Reads the map `name`. If it is absent, every parameter has its default, and problems are
+    /// reported at `span`.
     pub(crate) fn of(
         node: Option<&'a Node>,
-        (name, span): (&'static str, Span),
+        name: &'static str,
+        span: Span,
         parameters: &[Parameter],
         problems: &mut Vec<Problem>,
     ) -> Self {
@@ -38,48 +39,48 @@ impl<'a> Section<'a> {
             None => Self::read(empty, parameters, &[], problems),
             Some(Err(problem)) => {
                 problems.push(problem);
-                // That nothing was given is no further problem.
+                // Missing parameters of a section of the wrong kind are no further problems.
                 Self::read(empty, parameters, &[], &mut Vec::new())
             }
         }
     }
 
-    /// Where it stands.
+    /// Its position.
     pub(crate) const fn span(&self) -> Span {
         self.entry.span
     }
 
-    /// What stands under a key.
+    /// The value of a key.
     pub(crate) fn node(&self, key: &str) -> Option<&'a Node> {
         self.entry.settings.iter().find(|(name, _)| name.text() == Some(key)).map(|(_, node)| node)
     }
 
-    /// Where the value of a key stands; the section itself if it is not given.
+    /// The position of a key's value, or of the section if the key is absent.
     pub(crate) fn at(&self, key: &str) -> Span {
         self.node(key).map_or(self.entry.span, |node| node.span)
     }
 
-    /// A parameter that may be left out or was refused.
+    /// An optional parameter; `None` if it is absent or was refused.
     pub(crate) fn maybe<T: FromValue>(&self, key: &str) -> Option<T> {
         self.settings.maybe(key)
     }
 
-    /// A parameter that is required or has a default; `otherwise` only if it was refused.
+    /// A parameter that is required or has a default; `otherwise` if it was refused.
     pub(crate) fn or<T: FromValue>(&self, key: &str, otherwise: T) -> T {
         self.settings.or(key, otherwise)
     }
 
-    /// The texts of a parameter, each with its place.
+    /// The items of a list of texts, each with its position.
     pub(crate) fn texts(&self, key: &str) -> Vec<(String, Span)> {
         let texts: Vec<String> = self.maybe(key).unwrap_or_default();
-        let places: Vec<_> = match self.node(key).map(|node| &node.value) {
+        let spans: Vec<_> = match self.node(key).map(|node| &node.value) {
             Some(Yaml::List(items)) => items.iter().map(|item| item.span).collect(),
             _ => vec![self.at(key); texts.len()],
         };
-        texts.into_iter().zip(places).collect()
+        texts.into_iter().zip(spans).collect()
     }
 
-    /// A text that must be of some form, which `cure` tells.
+    /// Parses the text of a key; `cure` describes the expected form.
     pub(crate) fn parsed<T>(
         &self,
         key: &'static str,
@@ -101,7 +102,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// A value that is not of the form it must be.
+/// The problem of a value that cannot be parsed.
 pub(crate) fn refused(
     owner: &str,
     key: &str,
@@ -123,10 +124,10 @@ pub(crate) fn maps<'a>(
         None | Some((Yaml::Null, _)) => return Vec::new(),
         Some((Yaml::List(items), _)) => items,
         Some((_, node)) => {
-            let message = format!("`{key}` must be a list; this is {}", node.kind());
+            let message = format!("`{key}` must be a list, not {}", node.kind());
             problems.push(
                 Problem::new(ProblemKind::Syntax, node.span, message)
-                    .cure("write each on lines of its own, the first with `- ` before it"),
+                    .cure("write each entry on its own line, starting with `- `"),
             );
             return Vec::new();
         }
@@ -146,9 +147,9 @@ fn map<'a>(node: &'a Node, key: &'static str) -> Result<SettingEntry<'a>, Proble
         Yaml::Null => Ok(SettingEntry { name: key, span: node.span, settings: &[] }),
         Yaml::Map(settings) => Ok(SettingEntry { name: key, span: node.span, settings }),
         _ => {
-            let message = format!("`{key}` holds {} where a map belongs", node.kind());
+            let message = format!("`{key}` must be a map, not {}", node.kind());
             Err(Problem::new(ProblemKind::Syntax, node.span, message)
-                .cure("write `key: value` on lines of their own, or `{key: value, …}`"))
+                .cure("write one `key: value` per line, or `{key: value, …}`"))
         }
     }
 }

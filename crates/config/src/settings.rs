@@ -1,4 +1,4 @@
-//! What a gateway is started with: values that `wornpath.yaml` or the command line have been checked into.
+//! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
 use crate::tls::ListenerTls;
@@ -14,69 +14,69 @@ use wornpath_execution::{BreakerRules, BudgetRules, EgressPolicy, Timeouts};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, PodFacts, Tokenize};
 
-/// Everything that can be set.
+/// All settings of a gateway.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients come.
+    /// Address of the client API.
     pub client: SocketAddr,
-    /// Where operators come, if anywhere.
+    /// Address of the admin plane, if enabled.
     pub admin: Option<SocketAddr>,
-    /// What operators must show, as SHA-256 of the token; nothing on loopback.
+    /// Digest of the admin token; optional on a loopback address.
     pub admin_token: Option<KeyDigest>,
-    /// What the listeners show, and whom they let in.
+    /// TLS settings of the listeners.
     pub tls: Listeners,
-    /// Where pods may be, and how they are recognised.
+    /// Addresses that pods may have, and TLS to pods.
     pub reach: Arc<EgressPolicy>,
-    /// The pods to begin with.
+    /// The pods at start.
     pub pods: Vec<PodSettings>,
-    /// Models of which more than the name is known.
+    /// Models with a tokenizer, a block size or aliases.
     pub models: Vec<ModelSettings>,
-    /// Profiles by name; the first one is for requests that no route matches.
+    /// The profiles; the first one is for requests that match no route.
     pub profiles: Vec<NamedProfile>,
-    /// Which requests go by another profile; the first match counts.
+    /// The routes; the first match applies.
     pub routes: Vec<RouteSettings>,
-    /// Who may come; everybody if there is none.
+    /// The tenants; without any, every caller is accepted.
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
     pub sharing: CacheSharing,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
-    /// When what events said is doubted.
+    /// Staleness rules of cache events.
     pub event_rules: FeedRules,
-    /// Where what is known of pods is kept over a restart, if anywhere.
+    /// The checkpoint of the cache index, if enabled.
     pub checkpoint: Option<CheckpointSettings>,
-    /// What a client may send.
+    /// Limits for clients, and capacities.
     pub limits: GatewayLimits,
-    /// How long calls to pods may take.
+    /// Timeouts of calls to pods.
     pub timeouts: Timeouts,
-    /// Until the first byte of a generated answer that is not streamed, which comes when all of it is there.
+    /// First-byte timeout of a generated response that is not streamed: it arrives as a whole.
     pub unstreamed: Duration,
-    /// When pods are cut off.
+    /// Circuit breaker of each pod.
     pub breaker: BreakerRules,
-    /// How many retries there may be.
+    /// The retry budget.
     pub retries: BudgetRules,
-    /// How it ends.
+    /// Shutdown.
     pub drain: Drain,
-    /// What clients are told about their pod.
+    /// Response headers that name the pod.
     pub reveal: DebugHeaders,
-    /// Which credentials pods see.
+    /// Credentials that pods receive.
     pub upstream_credentials: Credentials,
-    /// Decisions a second that are taken down in full, for operators.
+    /// Decisions per second that are recorded in full.
     pub explained: f64,
-    /// Where traces go, if anywhere.
+    /// The trace collector, if enabled.
     pub telemetry: Option<TelemetrySettings>,
-    /// Whether batches are served, and how.
+    /// Rules of the batch service, if enabled.
     pub batch: Option<BatchRules>,
-    /// Threads that answer clients.
+    /// Worker threads for client connections.
     pub workers: NonZeroUsize,
 }
 
-/// A file that what is known of pods is written to.
+/// The checkpoint file of the cache index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckpointSettings {
-    /// Which.
+    /// Its path.
     pub file: PathBuf,
-    /// How often.
+    /// Interval between writes.
     pub every: Duration,
 }
 
@@ -85,9 +85,9 @@ pub struct CheckpointSettings {
 pub struct TelemetrySettings {
     /// Its address, without `/v1/traces`.
     pub otlp: String,
-    /// Of the requests whose caller does not say, how many are traced.
+    /// Share of requests without a `traceparent` that are traced.
     pub share: f64,
-    /// What this gateway is called there.
+    /// Service name in traces.
     pub service: String,
 }
 
@@ -127,11 +127,11 @@ impl Default for Settings {
 /// The certificates of each listener that speaks TLS.
 #[derive(Clone, Debug, Default)]
 pub struct Listeners {
-    /// Where clients come.
+    /// The client API.
     pub client: Option<ListenerTls>,
-    /// Where operators come.
+    /// The admin plane.
     pub admin: Option<ListenerTls>,
-    /// Where sidecars post.
+    /// The listener for pushed events.
     pub events: Option<ListenerTls>,
 }
 
@@ -140,22 +140,22 @@ pub struct Listeners {
 pub struct PodSettings {
     /// Its address.
     pub url: String,
-    /// Who it is. Without models, it is asked for them.
+    /// Its identity and properties. Without models, the engine is queried for them.
     pub facts: PodFacts,
-    /// Where its cache events come from.
+    /// How its cache events arrive.
     pub events: Option<EventSource>,
     /// The sources in `event_sources` among them, by name.
     pub event_sources: Vec<String>,
-    /// Where its own metrics are, if not at `/metrics` of its address.
+    /// URL of its metrics, if not `/metrics` at its address.
     pub metrics: Option<String>,
-    /// Where engines of a pair meet.
+    /// Bootstrap port for KV transfer.
     pub bootstrap_port: u16,
-    /// A file with the key that the pod wants to see, if it wants any.
+    /// A file with its API key, if it requires one.
     pub key_file: Option<PathBuf>,
 }
 
 impl PodSettings {
-    /// A pod of which only the address is known.
+    /// A pod with an address and defaults.
     #[must_use]
     pub fn at(url: &str) -> Self {
         let url = url.trim_end_matches('/');
@@ -179,22 +179,22 @@ impl PodSettings {
 pub enum EventSource {
     /// The engine publishes them.
     ZeroMq(ZmqAddress),
-    /// The engine publishes them, and says where when it is asked.
+    /// The engine publishes them, and reports the address at `/kv_event_sources`.
     Asked,
-    /// Somebody pushes them, or a broker brings them.
+    /// A sidecar pushes them, or a broker delivers them.
     Elsewhere,
 }
 
-/// A model of which more than the name is known.
+/// A model with a tokenizer, a block size or aliases.
 #[derive(Clone)]
 pub struct ModelSettings {
-    /// What pods call it.
+    /// Its name at the pods.
     pub name: String,
     /// Tokens in a block of the index.
     pub block_size: BlockSize,
     /// Its tokenizer.
     pub tokenizer: Option<Arc<dyn Tokenize>>,
-    /// What clients may call it besides.
+    /// Other names that clients may use.
     pub aliases: Vec<String>,
 }
 
@@ -205,21 +205,21 @@ impl fmt::Debug for ModelSettings {
     }
 }
 
-/// Tokens in a block of a model in the index, and who says so.
+/// Tokens in a block of a model in the index, and the origin of the number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockSize {
-    /// The configuration does.
+    /// From the configuration.
     Configured(NonZeroUsize),
-    /// Its engines do: the greatest size that divides the sizes of all of them.
+    /// The greatest common divisor of the engines' block sizes.
     Reported(NonZeroUsize),
-    /// Engines were asked, and none reports a size.
+    /// The engines report no size.
     Assumed(NonZeroUsize),
-    /// No engine was asked yet.
+    /// No engine has been queried yet.
     Unasked(NonZeroUsize),
 }
 
 impl BlockSize {
-    /// The number.
+    /// The number of tokens.
     #[must_use]
     pub const fn tokens(self) -> NonZeroUsize {
         match self {
@@ -230,7 +230,7 @@ impl BlockSize {
         }
     }
 
-    /// Who says so, as a word in JSON.
+    /// The origin, as in JSON.
     #[must_use]
     pub const fn source(self) -> &'static str {
         match self {
@@ -241,14 +241,14 @@ impl BlockSize {
     }
 }
 
-/// What vLLM has unless it is told otherwise, until an engine is asked.
+/// vLLM's default, until an engine has been queried.
 impl Default for BlockSize {
     fn default() -> Self {
         Self::Unasked(const { NonZeroUsize::new(16).expect("16 is not zero") })
     }
 }
 
-/// What is configured, if anything is.
+/// The configured size, or the default.
 impl From<Option<NonZeroUsize>> for BlockSize {
     fn from(configured: Option<NonZeroUsize>) -> Self {
         configured.map_or_else(Self::default, Self::Configured)
@@ -258,28 +258,28 @@ impl From<Option<NonZeroUsize>> for BlockSize {
 /// A profile and its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedProfile {
-    /// What routes and people call it.
+    /// Its name in routes and metrics.
     pub name: String,
-    /// Where it came from, for problems.
+    /// Its file, for problems.
     pub file: String,
     /// Its YAML.
     pub text: String,
 }
 
-/// Which requests go by which profile. What is none matches everything.
+/// A route: the requests that use a profile. A condition that is `None` matches every request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RouteSettings {
-    /// The path, or its beginning if it ends with `*`.
+    /// The path, or its prefix if it ends with `*`.
     pub path: Option<String>,
     /// The base model.
     pub model: Option<Name>,
-    /// Whose request it is.
+    /// The tenant.
     pub tenant: Option<Name>,
     /// The profile's name.
     pub profile: String,
 }
 
-/// SHA-256 of a key: what is compared, so that no key lies in memory.
+/// SHA-256 of a key. Callers' keys are compared by digest, so that none is kept in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyDigest(pub [u8; 32]);
 
@@ -289,51 +289,51 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// Somebody who may come.
+/// A tenant.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TenantSettings {
-    /// What people call it.
+    /// Its name in routes and logs.
     pub name: Name,
-    /// Its key.
+    /// The digest of its API key.
     pub key: KeyDigest,
-    /// How urgent its requests are.
+    /// Priority of its requests.
     pub priority: Priority,
-    /// Its share of the work while requests wait.
+    /// Fair-queueing weight.
     pub weight: u32,
-    /// How many of its requests may be under way or wait at a time.
+    /// Maximum requests in flight or queued at a time.
     pub quota: Option<u32>,
 }
 
 /// Whether tenants share cached prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheSharing {
-    /// All use each other's.
+    /// All tenants share them.
     #[default]
     Shared,
-    /// Each has its own salt, in the engines as in the index.
+    /// Each tenant has its own salt, in the engines and in the index.
     Isolated,
 }
 
-/// What a client may send.
+/// Limits for clients, and capacities.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GatewayLimits {
-    /// Bytes in a body.
+    /// Maximum bytes of a request body.
     pub body_bytes: usize,
-    /// Header lines.
+    /// Maximum number of headers.
     pub headers: usize,
-    /// Bytes in a head.
+    /// Maximum bytes of the request line and headers.
     pub head_bytes: usize,
-    /// Connections at once.
+    /// Maximum open connections.
     pub connections: usize,
-    /// For the head of a request, the time between two requests included.
+    /// Timeout for request headers, including idle time between two requests.
     pub head_time: Duration,
-    /// For the body of a request.
+    /// Timeout for a request body.
     pub body_time: Duration,
-    /// Bodies from this size on are tokenized apart, so that they keep nobody waiting.
+    /// Bodies of at least this size are tokenized on another thread.
     pub inline_bytes: usize,
-    /// Bytes of the bodies of all requests that wait for a pod.
+    /// Maximum total body bytes of queued requests.
     pub waiting_bytes: usize,
-    /// Pods that there is room for at the start, at least.
+    /// Minimum capacity for pods.
     pub pods: usize,
 }
 
@@ -353,29 +353,29 @@ impl Default for GatewayLimits {
     }
 }
 
-/// How long a body is.
+/// The length of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BodyLength {
     /// Bytes of the body.
     pub bytes: usize,
-    /// Whether what takes long with it is done apart.
+    /// Whether it is tokenized on another thread.
     pub is_long: bool,
 }
 
 impl GatewayLimits {
-    /// The length of a body, and whether it is too long for the thread that answers.
+    /// The length of a body of `bytes`, and whether it is too long for a worker thread.
     #[must_use]
     pub const fn length(&self, bytes: usize) -> BodyLength {
         BodyLength { bytes, is_long: bytes >= self.inline_bytes }
     }
 }
 
-/// How a gateway ends.
+/// The phases of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drain {
-    /// It says that it is not ready, and still takes connections, so that balancers notice.
+    /// The gateway reports not ready but still accepts connections, so that load balancers notice.
     pub lame_duck: Duration,
-    /// What is under way may take so long to finish.
+    /// Time for in-flight requests to finish.
     pub grace: Duration,
 }
 
@@ -385,23 +385,23 @@ impl Default for Drain {
     }
 }
 
-/// What clients are told about their pod.
+/// Response headers that name the pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DebugHeaders {
     /// Nothing.
     #[default]
     Nothing,
-    /// Its name and why it was chosen.
+    /// The pod's name and the reason for the choice.
     Pod,
 }
 
-/// Which of a client's credentials pods see that have no key of their own.
+/// The client's credentials that pods without a key of their own receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Credentials {
     /// None.
     #[default]
     None,
-    /// The client's own.
+    /// The client's `authorization` header.
     Forwarded,
 }
 

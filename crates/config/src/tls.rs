@@ -1,7 +1,7 @@
-//! Certificates: what a listener shows, whom it believes, and how pods are recognised.
+//! TLS of listeners and of connections to pods.
 //!
-//! Files are read and checked with the configuration. What was made of them is looked up for every new
-//! connection, so certificates that are renewed take effect when the configuration is read again.
+//! Certificates and keys are read and checked with the configuration. Every new connection uses the
+//! current ones, so renewed certificates take effect when the configuration is reloaded.
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -14,30 +14,30 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use wornpath_execution::PodTls;
 
-/// Certificates that cannot be used. The message names the file's part in it.
+/// Unusable certificates or keys. The caller adds the name of the file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TlsError {
-    /// No certificate in a file.
-    #[error("there is no certificate in it; it must hold PEM blocks `BEGIN CERTIFICATE`")]
+    /// The file contains no certificate.
+    #[error("it contains no certificate; it must contain PEM blocks `BEGIN CERTIFICATE`")]
     NoCertificate,
-    /// Something in a file is not PEM.
-    #[error("it cannot be read as PEM: {0}")]
+    /// The file is not valid PEM.
+    #[error("invalid PEM: {0}")]
     NotPem(String),
-    /// No key in a file.
-    #[error("there is no private key in it; it must hold a PEM block `BEGIN PRIVATE KEY`")]
+    /// The file contains no private key.
+    #[error("it contains no private key; it must contain a PEM block `BEGIN PRIVATE KEY`")]
     NoKey,
-    /// Certificate and key do not belong together, or are of a kind that is not known.
-    #[error("certificate and key cannot be used together: {0}")]
+    /// The key does not match the certificate, or its algorithm is not supported.
+    #[error("certificate and key do not match, or are not supported: {0}")]
     Pair(String),
-    /// What is to be believed cannot be.
-    #[error("its certificates cannot be believed in: {0}")]
+    /// A CA certificate cannot be used as a trust anchor.
+    #[error("invalid CA certificate: {0}")]
     Roots(String),
-    /// No name that a certificate can have.
-    #[error("it is no name that a certificate can have")]
+    /// The configured server name is not valid.
+    #[error("it is not a valid server name")]
     Name,
 }
 
-/// The oldest version of TLS that is spoken.
+/// Minimum TLS version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Oldest {
     /// TLS 1.2.
@@ -47,49 +47,49 @@ pub enum Oldest {
     Tls13,
 }
 
-/// What a listener shows and whom it believes.
+/// The TLS settings of a listener.
 #[derive(Clone)]
 pub struct ListenerTls {
     config: Arc<ServerConfig>,
     is_mutual: bool,
 }
 
-/// A certificate chain and its key.
+/// A certificate chain and its private key.
 pub struct ServerIdentity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
 impl ServerIdentity {
-    /// The certificates of a chain, our own first.
+    /// Parses a certificate chain, the own certificate first.
     ///
     /// # Errors
-    /// If there is none, or something else.
+    /// If there is no certificate, or the text is not PEM.
     pub fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
         let chain = chain.map_err(|error| TlsError::NotPem(error.to_string()))?;
         if chain.is_empty() { Err(TlsError::NoCertificate) } else { Ok(chain) }
     }
 
-    /// A private key.
+    /// Parses a private key.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no key.
     pub fn key(pem: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
         PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| TlsError::NoKey)
     }
 
-    /// Both together.
+    /// An identity of chain and key, which [`ListenerTls::new`] checks against each other.
     #[must_use]
     pub const fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Self {
         Self { chain, key }
     }
 }
 
-/// Those whose signature counts.
+/// Parses CA certificates.
 ///
 /// # Errors
-/// If there is no certificate, or one that cannot sign.
+/// If there is no certificate, or one that cannot be a trust anchor.
 pub fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in ServerIdentity::chain(pem)? {
@@ -99,10 +99,10 @@ pub fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
 }
 
 impl ListenerTls {
-    /// Shows `identity`; with `clients`, lets in only whom they signed.
+    /// TLS with `identity`; with `clients`, callers need a certificate signed by one of those CAs.
     ///
     /// # Errors
-    /// If certificate and key do not go together.
+    /// If the key does not match the certificate.
     pub fn new(
         identity: ServerIdentity,
         clients: Option<RootCertStore>,
@@ -128,7 +128,7 @@ impl ListenerTls {
         Ok(Self { config: Arc::new(config), is_mutual })
     }
 
-    /// Offers HTTP/2 too, over which gRPC goes.
+    /// Offers HTTP/2 as well, for gRPC.
     #[must_use]
     pub(crate) fn with_http2(mut self) -> Self {
         let config = Arc::make_mut(&mut self.config);
@@ -136,16 +136,16 @@ impl ListenerTls {
         self
     }
 
-    /// Whether callers must show a certificate.
+    /// Whether callers must present a certificate.
     #[must_use]
     pub const fn is_mutual(&self) -> bool {
         self.is_mutual
     }
 
-    /// Greets whoever has connected.
+    /// Performs the TLS handshake.
     ///
     /// # Errors
-    /// If they cannot agree, or the caller shows no certificate that counts.
+    /// If the handshake fails, or the caller presents no valid certificate.
     pub async fn accept<S>(&self, stream: S) -> std::io::Result<tokio_rustls::server::TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -160,10 +160,10 @@ impl fmt::Debug for ListenerTls {
     }
 }
 
-/// Believes pods that `ca` signed, and shows them `identity`.
+/// TLS to pods: trusts certificates signed by `ca`, and presents `identity` if a pod requires one.
 ///
 /// # Errors
-/// If certificate and key do not go together, or the name is none.
+/// If the key does not match the certificate, or the server name is not valid.
 pub fn pod_tls(
     ca: RootCertStore,
     identity: Option<ServerIdentity>,

@@ -1,4 +1,5 @@
-//! Tokenizers from files, loaded once: a configuration that is read again must not cost seconds.
+//! Loads tokenizers from files and caches them, because loading one takes seconds and a reload of
+//! the configuration rarely changes any.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +13,17 @@ use wornpath_routing::{ByteTokenizer, TextTokenizer, Tokenize};
 use crate::env::RelativePaths;
 use crate::sections::models::TokenizerChoice;
 
-/// Tokenizers that were loaded.
+/// A cache of loaded tokenizers.
 pub struct Tokenizers {
-    beside: RelativePaths,
-    loaded: Vec<(PathBuf, Option<SystemTime>, Arc<dyn Tokenize>)>,
+    paths: RelativePaths,
+    loaded: Vec<LoadedTokenizer>,
+}
+
+struct LoadedTokenizer {
+    folder: PathBuf,
+    /// When its file was written.
+    modified: Option<SystemTime>,
+    tokenizer: Arc<dyn Tokenize>,
 }
 
 /// A tokenizer that cannot be loaded.
@@ -26,27 +34,27 @@ pub enum TokenizerConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         error: io::Error,
     },
-    /// The file is no tokenizer.
+    /// The file is not a valid tokenizer.
     #[error("tokenizer {path}: {error}")]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the parser.
         error: String,
     },
 }
 
 impl Tokenizers {
-    /// None yet; folders are looked for beside the configuration at `path`.
+    /// Loads nothing yet; relative folders start at the folder of the configuration at `path`.
     #[must_use]
     pub fn new(path: &Path) -> Self {
-        Self { beside: RelativePaths::new(path), loaded: Vec::new() }
+        Self { paths: RelativePaths::new(path), loaded: Vec::new() }
     }
 
-    /// The tokenizer of a choice; loaded if it is new or its file has changed.
+    /// The tokenizer of a model; loads it if it is new or its file has changed.
     ///
     /// # Errors
     /// If it cannot be loaded.
@@ -57,18 +65,19 @@ impl Tokenizers {
         let folder = match choice {
             TokenizerChoice::None => return Ok(None),
             TokenizerChoice::Bytes => return Ok(Some(Arc::new(ByteTokenizer))),
-            TokenizerChoice::Folder(folder) => self.beside.path(folder),
+            TokenizerChoice::Folder(folder) => self.paths.path(folder),
         };
-        let changed =
+        let modified =
             fs::metadata(folder.join("tokenizer.json")).and_then(|file| file.modified()).ok();
-        let known =
-            |(path, at, _): &&(PathBuf, Option<SystemTime>, _)| *path == folder && *at == changed;
-        if let Some((_, _, tokenizer)) = self.loaded.iter().find(known) {
-            return Ok(Some(Arc::clone(tokenizer)));
+        let is_current =
+            |loaded: &&LoadedTokenizer| loaded.folder == folder && loaded.modified == modified;
+        if let Some(loaded) = self.loaded.iter().find(is_current) {
+            return Ok(Some(Arc::clone(&loaded.tokenizer)));
         }
         let tokenizer: Arc<dyn Tokenize> = Arc::new(load(&folder)?);
-        self.loaded.retain(|(path, ..)| *path != folder);
-        self.loaded.push((folder, changed, Arc::clone(&tokenizer)));
+        self.loaded.retain(|loaded| loaded.folder != folder);
+        let loaded = LoadedTokenizer { folder, modified, tokenizer: Arc::clone(&tokenizer) };
+        self.loaded.push(loaded);
         Ok(Some(tokenizer))
     }
 }
@@ -91,6 +100,6 @@ fn load(folder: &Path) -> Result<TextTokenizer, TokenizerConfigError> {
     }
     let config = TokenizerConfig::from_json(&path.display().to_string(), &read(&path)?)
         .map_err(|error| unusable(&path, &error))?;
-    // A model without a template has no chat; its completions can be routed all the same.
+    // A model without a chat template serves no chat, but its completions can be routed.
     Ok(TextTokenizer::new(tokenizer, ChatTemplate::from_config(&config).ok()))
 }

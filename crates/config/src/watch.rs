@@ -1,31 +1,31 @@
-//! Whether files have changed, by looking at them now and then.
+//! Detects changed files by polling their modification time and size.
 //!
-//! A file that is being written is looked at in the middle. So a change counts only when the files look the
-//! same twice in a row. No notification of the system is used: they differ between systems and are lost over
-//! network volumes and swapped links, and a look costs a few microseconds.
+//! A poll may see a file while it is being written, so a change counts only when two polls in a row
+//! see the same state. File system notifications are not used: they differ between systems and are
+//! lost on network volumes and swapped links, and a poll costs a few microseconds.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// How files look: when they were written and how long they are.
+/// Modification time and size of some files; `None` for a file that does not exist.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FileState(Vec<Option<(SystemTime, u64)>>);
 
 impl FileState {
-    /// How these files look now.
+    /// The current state of these files.
     #[must_use]
     pub fn at(files: &[PathBuf]) -> Self {
-        let look = |path: &PathBuf| {
+        let state = |path: &PathBuf| {
             let file = fs::metadata(path).ok()?;
             Some((file.modified().ok()?, file.len()))
         };
-        Self(files.iter().map(look).collect())
+        Self(files.iter().map(state).collect())
     }
 }
 
 impl FileState {
-    /// These files and those.
+    /// The state of the files of both.
     #[must_use]
     pub fn and(mut self, others: Self) -> Self {
         self.0.extend(others.0);
@@ -33,25 +33,26 @@ impl FileState {
     }
 }
 
-/// Remembers how files looked.
+/// Compares successive states of files.
 #[derive(Clone, Debug)]
 pub struct FileWatch {
-    taken: FileState,
+    /// The state that was last reported as a change.
+    applied: FileState,
     last: FileState,
 }
 
 impl FileWatch {
-    /// The files were just read and looked so.
+    /// Starts from the state in which the files were read.
     #[must_use]
-    pub fn new(look: FileState) -> Self {
-        Self { last: look.clone(), taken: look }
+    pub fn new(state: FileState) -> Self {
+        Self { last: state.clone(), applied: state }
     }
 
-    /// Whether the files have changed since they were last taken, and stay as they are.
+    /// Whether the files have changed since the last reported change and are stable.
     pub fn look(&mut self, now: FileState) -> bool {
-        let is_new = now != self.taken && now == self.last;
+        let is_new = now != self.applied && now == self.last;
         if is_new {
-            self.taken.clone_from(&now);
+            self.applied.clone_from(&now);
         }
         self.last = now;
         is_new
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_once_and_only_when_the_file_is_at_rest() {
+    fn a_change_counts_once_and_only_when_the_file_is_stable() {
         let mut watch = FileWatch::new(written(1));
         assert!(!watch.look(written(1)));
         assert!(!watch.look(written(2)), "it may be half written");
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_vanishes_for_a_moment_is_not_taken_twice() {
+    fn a_file_that_disappears_for_one_poll_is_no_change() {
         let mut watch = FileWatch::new(written(1));
         assert!(!watch.look(FileState(vec![None])));
         assert!(!watch.look(written(1)));

@@ -1,8 +1,8 @@
-//! Everything that can be wrong with `wornpath.yaml`: what is said, where, and the cure.
+//! Golden tests of the problems of `wornpath.yaml`: message, position and cure.
 //!
-//! `tests/config/<case>.yaml` is wrong, `<case>.txt` is what people are told. After a change of words,
-//! `UPDATE=1 cargo test -p wornpath-config` writes the texts and the reference page anew, to be
-//! read.
+//! `tests/config/<case>.yaml` has problems, `<case>.txt` is the expected output. After a change of
+//! a message, `UPDATE=1 cargo test -p wornpath-config` rewrites the expected output and the
+//! reference page, for review.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::collections::HashSet;
@@ -21,7 +21,7 @@ fn updating() -> bool {
 }
 
 #[test]
-fn every_problem_is_shown_where_it_stands_with_its_cure() {
+fn every_problem_is_reported_with_its_position_and_cure() {
     let folder = here("tests/config");
     let mut cases: Vec<_> = fs::read_dir(&folder)
         .unwrap()
@@ -30,7 +30,8 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
         .collect();
     cases.sort();
     assert!(cases.len() > 15, "only {} cases", cases.len());
-    let (mut kinds, mut wrong) = (HashSet::new(), Vec::new());
+    let mut kinds = HashSet::new();
+    let mut wrong = Vec::new();
     for path in &cases {
         let file = path.file_name().unwrap().to_str().unwrap();
         let text = fs::read_to_string(path).unwrap();
@@ -40,7 +41,7 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
         let problems = refused.files().iter().flat_map(|problems| problems.all());
         kinds.extend(problems.map(wornpath_routing::Problem::kind));
         let shown = refused.to_string();
-        // What a build cannot read from depends on how it was built.
+        // The brokers that a build supports depend on its features.
         let has_brokers = cfg!(any(feature = "nats", feature = "redis", feature = "kafka"));
         if file == "sources.yaml" && has_brokers {
             continue;
@@ -53,14 +54,14 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
             wrong.push(shown);
         }
     }
-    assert!(wrong.is_empty(), "not what the .txt files say:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "different from the .txt files:\n{}", wrong.join("\n"));
     for kind in ProblemKind::OF_CONFIGURATIONS {
         assert!(kinds.contains(&kind), "no case breaks the rule {}", kind.code());
     }
 }
 
 #[test]
-fn what_may_be_a_secret_is_never_repeated() {
+fn a_possible_secret_is_never_shown() {
     for file in ["secrets", "pods", "sources"] {
         let refused = Config::read(&here(&format!("tests/config/{file}.yaml"))).unwrap_err();
         for shown in [refused.to_string(), format!("{refused:?}"), refused.to_json().to_string()] {
@@ -72,14 +73,14 @@ fn what_may_be_a_secret_is_never_repeated() {
 }
 
 #[test]
-fn the_example_checks_and_says_what_it_shows() {
+fn the_example_is_valid_and_yields_its_pods_and_profiles() {
     let path = here("../../wornpath.example.yaml");
     let config = Config::read(&path).unwrap();
     let settings = config.settings(&mut Tokenizers::new(&path)).unwrap();
     let names: Vec<_> = settings.pods.iter().map(|pod| pod.facts.name.as_str()).collect();
     assert_eq!(names, ["a", "b/0", "b/1", "b/2", "b/3", "c"]);
     assert_eq!(config.finders().len(), 2);
-    assert_eq!(settings.profiles[0].name, "cache-aware", "what matches no other route");
+    assert_eq!(settings.profiles[0].name, "cache-aware", "the profile of the last route");
     let fourth = format!("{:?}", settings.pods[4].events);
     assert!(fourth.contains("10.0.0.6:5560"), "{fourth}");
 }
@@ -100,7 +101,7 @@ fn a_minimal_configuration_has_every_default_of_the_settings() {
 }
 
 #[test]
-fn a_file_of_pods_is_checked_like_the_configuration_itself() {
+fn a_pod_file_is_checked_by_the_rules_of_the_configuration() {
     let text = "models: [{name: m}]\ndiscovery: [{file: pods.yaml}]\n";
     let config = Config::check("w.yaml", text, &RelativePaths::new(Path::new(""))).unwrap();
     let pods = config.check_pods("pods.yaml", "pods: [{url: \"http://a:1\", model: m}]\n").unwrap();
@@ -108,13 +109,14 @@ fn a_file_of_pods_is_checked_like_the_configuration_itself() {
     assert_eq!(config.check_pods("pods.yaml", "pods: []\n").unwrap(), []);
     let wrong = "pods: [{url: \"http://a:1\", model: n}]\nlisten: {}\n";
     let refused = config.check_pods("pods.yaml", wrong).unwrap_err().to_string();
-    assert!(refused.contains("there is no model `n`"), "{refused}");
+    assert!(refused.contains("unknown model `n`"), "{refused}");
     assert!(refused.contains("a file of pods has no key `listen`"), "{refused}");
 }
 
 #[test]
 fn the_reference_page_is_current() {
-    let (path, page) = (here("../../docs/configuration.md"), reference());
+    let path = here("../../docs/configuration.md");
+    let page = reference();
     if updating() {
         fs::write(&path, &page).unwrap();
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use wornpath_config::shipped;
+use wornpath_config::builtin_profile;
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, DebugHeaders, Drain, EventSource, ModelSettings,
     NamedProfile, PodSettings, Settings,
@@ -118,7 +118,8 @@ fn pod(number: usize, addresses: Addresses) -> PodSettings {
 }
 
 fn profile(policy: &str) -> anyhow::Result<NamedProfile> {
-    let text = shipped(policy).with_context(|| format!("unknown built-in profile `{policy}`"))?;
-    let file = format!("shipped profile `{policy}`");
+    let text =
+        builtin_profile(policy).with_context(|| format!("unknown built-in profile `{policy}`"))?;
+    let file = format!("built-in profile `{policy}`");
     Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
 }

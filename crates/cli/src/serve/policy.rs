@@ -8,7 +8,9 @@
 use anyhow::{Context, ensure};
 use std::collections::BTreeSet;
 use std::fs;
-use wornpath_config::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, needs_tokens, shipped};
+use wornpath_config::{
+    BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile, needs_tokens,
+};
 use wornpath_config::{NamedProfile, Settings};
 
 use super::arguments::ServeArguments;
@@ -69,15 +71,16 @@ fn outside_file(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfil
             "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has routed"
         );
     }
-    let text = shipped(of).with_context(|| {
+    let text = builtin_profile(of).with_context(|| {
         let of_file = settings.profiles.iter().map(|profile| profile.name.as_str());
-        let names: BTreeSet<_> = of_file.chain(SHIPPED.iter().map(|(name, _)| *name)).collect();
+        let names: BTreeSet<_> =
+            of_file.chain(BUILTIN_PROFILES.iter().map(|(name, _)| *name)).collect();
         let names = names.into_iter().collect::<Vec<_>>().join(", ");
         format!(
             "--policy: unknown profile `{policy}`; give the path of a .yaml file, or one of {names}"
         )
     })?;
-    Ok(NamedProfile { name, file: format!("shipped profile `{of}`"), text: text.to_owned() })
+    Ok(NamedProfile { name, file: format!("built-in profile `{of}`"), text: text.to_owned() })
 }
 
 fn has_tokenizer(settings: &Settings) -> bool {

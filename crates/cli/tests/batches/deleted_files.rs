@@ -34,7 +34,7 @@ fn a_batch_without_its_files_is_not_retried_or_planned_and_the_file_is_named() {
         assert_eq!(ask(&gateway, "DELETE", &format!("/v1/files/{file}")).status, 200);
         let named = |answer: Response| {
             assert_eq!(answer.status, 409, "{}", answer.text);
-            let gone = format!("because file `{file}` is gone");
+            let gone = format!("file `{file}` was deleted");
             assert!(answer.text.contains(&gone), "{}", answer.text);
         };
         named(ask(&gateway, "POST", &format!("/v1/batches/{id}/retry")));
@@ -97,6 +97,6 @@ fn a_batch_is_not_retried_without_disk_space_and_leaves_no_file() {
     let before = files();
     let refused = ask(&gateway, "POST", &format!("/v1/batches/{id}/retry"));
     assert_eq!(refused.status, 403, "{}", refused.text);
-    assert!(refused.text.contains("your files may have"), "{}", refused.text);
+    assert!(refused.text.contains("storage quota exceeded"), "{}", refused.text);
     assert_eq!(files(), before);
 }

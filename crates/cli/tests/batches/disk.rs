@@ -73,7 +73,7 @@ fn an_upload_without_disk_space_gets_507_and_succeeds_later() {
         assert_eq!(refused.status, 507, "{}", refused.text);
         let error = refused.json()["error"].clone();
         assert_eq!(error["type"], "server_error");
-        assert_eq!(error["message"], "no room to keep it; try again later");
+        assert_eq!(error["message"], "batch store is full; retry later");
     }
     assert_eq!(small.names("files"), BTreeSet::from([first.clone()]), "nothing is left of them");
     assert_eq!(small.call("GET", "/v1/files").json()["data"].as_array().unwrap().len(), 1);

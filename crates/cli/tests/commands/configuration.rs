@@ -122,7 +122,7 @@ fn a_bad_configuration_does_not_start() {
     assert_eq!(output.status.code(), Some(78));
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(
-        told.contains("it does not begin with `http://`") && told.contains("w.yaml:1:14"),
+        told.contains("it does not start with `http://`") && told.contains("w.yaml:1:14"),
         "{told}"
     );
 }

@@ -48,7 +48,7 @@ fn top_reports_why_it_cannot_connect() {
         (&["--once", "--admin", &client], "is it the admin address"),
         (&["--once", "--admin", "http://127.0.0.1:9"], "cannot reach the admin plane"),
         (&["--once", "--admin", "http://127.0.0.1:9"], "was the router started with --admin?"),
-        (&["--once", "--admin", "http://127.0.0.1:80800"], "its port is none from 1 to 65535"),
+        (&["--once", "--admin", "http://127.0.0.1:80800"], "its port is not between 1 and 65535"),
         (&["--once", "--admin", "127.0.0.1:9"], "write it like http://127.0.0.1:9"),
     ] {
         let output = top(arguments);

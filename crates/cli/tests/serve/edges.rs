@@ -181,11 +181,11 @@ fn a_configuration_that_passes_check_starts() {
         (alone, "no-pod-for-role"),
         ("discovery: [{dns: \"\", port: 1}]\n", "`dns` is empty"),
         ("pods: [\n", "the configuration is not usable"),
-        ("pods: [{url: \"http://127.0.0.1:9\", name: \"\"}]\n", "a name needs at least one"),
-        ("pods: [{url: \"http://127.0.0.1:0\"}]\n", "its port is none from 1"),
+        ("pods: [{url: \"http://127.0.0.1:9\", name: \"\"}]\n", "a name must not be blank"),
+        ("pods: [{url: \"http://127.0.0.1:0\"}]\n", "its port is not between 1"),
         (
             "pods:\n  - {url: \"http://127.0.0.1:9\", name: r, ranks: 2}\n  - {url: \"http://127.0.0.1:8\", name: r/0}\n",
-            "pod `r/0` is there twice",
+            "duplicate pod `r/0`",
         ),
     ];
     for (text, says) in cases {

@@ -18,9 +18,9 @@ const NEVER: [(&str, &str); 12] = [
     ("http://[::ffff:0.0.0.0]:22", "the unspecified address"),
     ("http://224.0.0.1", "a multicast address"),
     ("http://255.255.255.255", "the broadcast address"),
-    ("http://user:password@10.0.0.5", "it has a user or a password"),
-    ("file:///etc/passwd", "it does not begin with"),
-    ("gopher://10.0.0.5", "it does not begin with"),
+    ("http://user:password@10.0.0.5", "it must not contain a user or a password"),
+    ("file:///etc/passwd", "it does not start with"),
+    ("gopher://10.0.0.5", "it does not start with"),
 ];
 
 #[test]

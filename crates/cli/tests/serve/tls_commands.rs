@@ -82,7 +82,7 @@ fn commands_call_gateways_with_a_valid_certificate_and_send_theirs() {
         (&["--key", "operator.key"], "belong together"),
         (&shown, "needs --ca too"),
         (&["--ca", "none.pem"], "--ca: cannot read none.pem"),
-        (&["--ca", "operator.key"], "there is no certificate in it"),
+        (&["--ca", "operator.key"], "it contains no certificate"),
     ] {
         let (is_done, said) = command(&folder, &[&list[..], half].concat());
         assert!(!is_done && said.contains(told), "{half:?}: {said}");
@@ -92,7 +92,7 @@ fn commands_call_gateways_with_a_valid_certificate_and_send_theirs() {
     assert!(!is_done && said.contains("is not trusted"), "at once, not after a minute: {said}");
     let capitals = client.replace("https", "HTTPS");
     let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &capitals]);
-    assert!(!is_done && said.contains("does not begin with"), "{said}");
+    assert!(!is_done && said.contains("does not start with"), "{said}");
     let engine = format!("https://{}", engines.engines[0].http);
     let called = ["batch", "list", "--gateway", &engine, "--ca", "ca.pem"];
     let (is_done, said) = command(&folder, &called);

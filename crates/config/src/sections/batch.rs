@@ -1,4 +1,4 @@
-//! `batch`: whether files and batches are served, where they are kept, and how much of it there may be.
+//! `batch`: enables the Files and Batches APIs; the store, its limits and quotas.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -12,24 +12,24 @@ use crate::section::Section;
 
 #[rustfmt::skip]
 pub(crate) const BATCH: &[Parameter] = &[
-    Parameter::optional("folder", Takes::Text, "Where files and batches are kept; it belongs to one gateway at a time."),
-    Parameter::optional("postgres_file", Takes::Text, "A file with the address of a PostgreSQL database that keeps them instead, for several gateways: `postgres://user:password@host:5432/name`."),
-    Parameter::with_default("lines", Takes::Whole(1, 10_000_000), "1000000", "Lines of an input at most."),
-    Parameter::with_default("file", Takes::Size(1 << 10, 1 << 40), "4GiB", "Bytes of an upload at most; more are answered with 413."),
-    Parameter::with_default("window", Takes::Whole(1, 4096), "128", "Offline requests on one pod at once, when no client wants it."),
-    Parameter::optional("priority", Takes::Whole(0, 1_000_000), "Sent to engines as `priority` of offline requests. Only for engines that schedule by it, as others refuse it: vLLM with `--scheduling-policy priority` (a higher number waits longer)."),
-    Parameter::with_default("keep", Takes::Time, "720h", "How long an ended batch and its results are kept."),
-    Parameter::with_default("quota_bytes", Takes::Size(1 << 10, 1 << 50), "64GiB", "Bytes of all files of one tenant; more are answered with 403."),
-    Parameter::with_default("quota_batches", Takes::Whole(1, 1_000_000), "1000", "Batches of one tenant that have not ended; more are answered with 429."),
-    Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Bytes of hashes that planning a batch keeps in memory; what is more goes to a file in `folder`, or where the system has its temporary ones."),
+    Parameter::optional("folder", Takes::Text, "Folder for files and batches; only one gateway may use it at a time."),
+    Parameter::optional("postgres_file", Takes::Text, "File with the address of a PostgreSQL database to use instead, which several gateways can share: `postgres://user:password@host:5432/name`."),
+    Parameter::with_default("lines", Takes::Whole(1, 10_000_000), "1000000", "Maximum number of lines in an input file."),
+    Parameter::with_default("file", Takes::Size(1 << 10, 1 << 40), "4GiB", "Maximum size of an upload; larger ones get 413."),
+    Parameter::with_default("window", Takes::Whole(1, 4096), "128", "Maximum batch requests in flight on one pod while it has no online requests."),
+    Parameter::optional("priority", Takes::Whole(0, 1_000_000), "Sent to engines as `priority` of batch requests. Only for engines with priority scheduling, because others reject the field: vLLM with `--scheduling-policy priority` (a higher number waits longer)."),
+    Parameter::with_default("keep", Takes::Time, "720h", "Retention time of a finished batch and its results."),
+    Parameter::with_default("quota_bytes", Takes::Size(1 << 10, 1 << 50), "64GiB", "Storage quota: total size of one tenant's files; an upload beyond it gets 403."),
+    Parameter::with_default("quota_batches", Takes::Whole(1, 1_000_000), "1000", "Maximum unfinished batches of one tenant; another one gets 429."),
+    Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Memory for block hashes while a batch is planned; the rest spills to a file in `folder`, or in the system's temporary folder."),
 ];
 
-pub(crate) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> {
+pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
-    let section = Section::of(Some(node), ("batch", node.span), BATCH, &mut notes.problems);
-    notes.must_not_be_zero(&section, "keep");
-    let kept = kept(&section, notes)?;
-    let plain = BatchRules::kept(kept);
+    let section = Section::of(Some(node), "batch", node.span, BATCH, &mut diagnostics.problems);
+    diagnostics.check_nonzero(&section, "keep");
+    let store = store(&section, diagnostics)?;
+    let plain = BatchRules::kept(store);
     Some(BatchRules {
         most_lines: section.or("lines", plain.most_lines),
         most_bytes: section.or("file", plain.most_bytes as usize) as u64,
@@ -45,44 +45,49 @@ pub(crate) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> 
     })
 }
 
-fn kept(section: &Section<'_>, notes: &mut Diagnostics) -> Option<BatchStoreSettings> {
-    let (folder, file) =
-        (section.maybe::<String>("folder"), section.maybe::<String>("postgres_file"));
+fn store(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<BatchStoreSettings> {
+    let folder = section.maybe::<String>("folder");
+    let file = section.maybe::<String>("postgres_file");
     let file = match (folder, file) {
         (Some(folder), None) => {
-            if notes.outside.is_folder(Path::new(&folder)) == Some(false) {
-                let message = format!("`folder` of `batch` is `{folder}`, and that is a file");
+            if diagnostics.environment.is_folder(Path::new(&folder)) == Some(false) {
+                let message = format!("`folder` of `batch` is `{folder}`, which is a file");
                 let problem =
                     Problem::new(ProblemKind::BadParameter, section.at("folder"), message);
-                notes.problems.push(problem.cure("name a folder; it is made if it is not there"));
+                diagnostics
+                    .problems
+                    .push(problem.cure("give a folder; it is created if it does not exist"));
                 return None;
             }
             return Some(BatchStoreSettings::Folder(PathBuf::from(folder)));
         }
         (None, Some(file)) => file,
         (folder, _) => {
-            let found = if folder.is_some() { "both" } else { "neither" };
-            let message = format!("`batch` has {found} of `folder` and `postgres_file`");
+            let message = if folder.is_some() {
+                "`batch` sets both `folder` and `postgres_file`"
+            } else {
+                "`batch` sets neither `folder` nor `postgres_file`"
+            };
             let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
-            notes.problems.push(problem.cure("give one of them: there is one place for batches"));
+            diagnostics.problems.push(problem.cure("set exactly one of them"));
             return None;
         }
     };
-    let read = notes.outside.text(Path::new(&file)).map_err(|error| error.to_string());
+    let read = diagnostics.environment.text(Path::new(&file)).map_err(|error| error.to_string());
     let address = read.and_then(|text| match BatchStoreSettings::at(text.trim()) {
         address @ BatchStoreSettings::Postgres(_) => Ok(address),
-        // What stands there may be a secret: nobody is shown it.
-        BatchStoreSettings::Folder(_) => Err("it does not begin with `postgres://`".to_owned()),
+        // The text may be a secret, so it is not shown.
+        BatchStoreSettings::Folder(_) => Err("it does not start with `postgres://`".to_owned()),
     });
     match address {
         Ok(address) => Some(address),
         Err(error) => {
-            let message = format!("the address in `{file}` cannot be used: {error}");
+            let message = format!("invalid database address in `{file}`: {error}");
             let problem =
                 Problem::new(ProblemKind::BadParameter, section.at("postgres_file"), message);
-            notes
+            diagnostics
                 .problems
-                .push(problem.cure("write `postgres://user:password@host:5432/name` there"));
+                .push(problem.cure("write `postgres://user:password@host:5432/name` to the file"));
             None
         }
     }

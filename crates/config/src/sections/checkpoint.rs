@@ -1,4 +1,4 @@
-//! `checkpoint`: where what is known of pods is kept over a restart.
+//! `checkpoint`: the file that keeps the cache index across restarts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,25 +12,27 @@ use crate::settings::CheckpointSettings;
 
 #[rustfmt::skip]
 pub(crate) const CHECKPOINT: &[Parameter] = &[
-    Parameter::required("file", Takes::Text, "The file, on a local disk; its folder must be there."),
-    Parameter::with_default("every", Takes::Time, "30s", "How often it is written, besides when wornpath ends."),
+    Parameter::required("file", Takes::Text, "The checkpoint file, on a local disk; its folder must exist."),
+    Parameter::with_default("every", Takes::Time, "30s", "Interval between writes; it is also written at shutdown."),
 ];
 
-pub(crate) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<CheckpointSettings> {
+pub(crate) fn checkpoint(root: &Node, diagnostics: &mut Diagnostics) -> Option<CheckpointSettings> {
     let node = root.get("checkpoint")?;
-    let name = ("checkpoint", node.span);
-    let section = Section::of(Some(node), name, CHECKPOINT, &mut notes.problems);
-    notes.must_not_be_zero(&section, "every");
+    let section =
+        Section::of(Some(node), "checkpoint", node.span, CHECKPOINT, &mut diagnostics.problems);
+    diagnostics.check_nonzero(&section, "every");
     let written: String = section.maybe("file")?;
-    let is_folder = notes.outside.is_folder(Path::new(&written)) == Some(true);
-    let place = notes.outside.place(Path::new(&written)).filter(|_| !is_folder);
-    let Some(file) = place else {
-        let why = if is_folder { "that is a folder" } else { "there is no such folder" };
-        let message = format!("`file` of `checkpoint` is `{written}`, and {why}");
+    let is_folder = diagnostics.environment.is_folder(Path::new(&written)) == Some(true);
+    let path = diagnostics.environment.place(Path::new(&written)).filter(|_| !is_folder);
+    let Some(file) = path else {
+        let why = if is_folder { "which is a folder" } else { "whose folder does not exist" };
+        let message = format!("`file` of `checkpoint` is `{written}`, {why}");
         let kind = if is_folder { ProblemKind::BadParameter } else { ProblemKind::NotFound };
         let problem = Problem::new(kind, section.at("file"), message);
-        notes.problems.push(
-            problem.cure("name a file in a folder that is there; paths start beside this file"),
+        diagnostics.problems.push(
+            problem.cure(
+                "give a file in an existing folder; relative paths start at this file's folder",
+            ),
         );
         return None;
     };

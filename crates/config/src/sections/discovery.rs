@@ -1,4 +1,4 @@
-//! How pods are found that the configuration does not list.
+//! `discovery`: sources of pods that the configuration does not list.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use super::pods::{FACTS, PodScope, facts};
 use crate::diagnostics::Diagnostics;
 use crate::section::{Section, maps};
 
-/// One way to find pods.
+/// A discovery source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DiscoveryConfig {
-    /// A file with `pods`, read again when it changes.
+    /// A file with `pods`, reloaded when it changes.
     File {
         /// The file.
         path: PathBuf,
-        /// How often it is looked at.
+        /// Polling interval.
         every: Duration,
     },
-    /// Every address that a name has.
+    /// All addresses of a DNS name.
     Dns {
         /// The name.
         host: String,
@@ -29,54 +29,54 @@ pub enum DiscoveryConfig {
         port: u16,
         /// `http` or `https`.
         scheme: &'static str,
-        /// How often the name is asked for.
+        /// Interval between DNS lookups.
         every: Duration,
-        /// What is known of every pod.
+        /// Properties of every pod.
         pod: Box<PodConfig>,
     },
 }
 
 #[rustfmt::skip]
 pub(crate) const FILE: &[Parameter] = &[
-    Parameter::required("file", Takes::Text, "A file with `pods`, in the form of this one; read again when it changes."),
-    Parameter::with_default("every", Takes::Time, "2s", "How often it is looked at."),
+    Parameter::required("file", Takes::Text, "File with a `pods` section in the format of this file; reloaded when it changes."),
+    Parameter::with_default("every", Takes::Time, "2s", "Polling interval."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const DNS: &[Parameter] = &[
-    Parameter::required("dns", Takes::Text, "A name whose every address is a pod, such as a headless service."),
+    Parameter::required("dns", Takes::Text, "DNS name; each of its addresses is a pod, as with a headless service."),
     Parameter::required("port", Takes::Whole(1, 65_535), "The port of every pod."),
-    Parameter::with_default("every", Takes::Time, "5s", "How often the name is asked for."),
-    Parameter::with_default("scheme", Takes::OneOf(&["http", "https"]), "http", "How pods are called; for `https`, `pod_tls.server_name` says what their certificates name."),
+    Parameter::with_default("every", Takes::Time, "5s", "Interval between DNS lookups."),
+    Parameter::with_default("scheme", Takes::OneOf(&["http", "https"]), "http", "URL scheme of the pods; for `https`, set `pod_tls.server_name` to the name in their certificates."),
 ];
 
-/// The finders under `discovery`.
+/// The discovery sources under `discovery`.
 pub(crate) fn discovery(
     root: &Node,
     scope: PodScope<'_>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<DiscoveryConfig> {
-    let mut finders = Vec::new();
-    for entry in maps(root, "discovery", &mut notes.problems) {
+    let mut sources = Vec::new();
+    for entry in maps(root, "discovery", &mut diagnostics.problems) {
         let has = |key: &str| entry.settings.iter().any(|(name, _)| name.text() == Some(key));
         match (has("file"), has("dns")) {
-            (true, false) => finders.extend(file(entry, notes)),
-            (false, true) => finders.extend(dns(entry, scope, notes)),
+            (true, false) => sources.extend(file(entry, diagnostics)),
+            (false, true) => sources.extend(dns(entry, scope, diagnostics)),
             _ => {
-                let message = "a way to find pods is either a `file` or a `dns` name";
-                notes.problems.push(
+                let message = "an entry of `discovery` needs either `file` or `dns`";
+                diagnostics.problems.push(
                     Problem::new(ProblemKind::Syntax, entry.span, message)
                         .cure("write `- file: pods.yaml` or `- {dns: name, port: 8000}`"),
                 );
             }
         }
     }
-    finders
+    sources
 }
 
-fn file(entry: SettingEntry<'_>, notes: &mut Diagnostics) -> Option<DiscoveryConfig> {
-    let section = Section::read(entry, FILE, &[], &mut notes.problems);
-    notes.must_not_be_zero(&section, "every");
+fn file(entry: SettingEntry<'_>, diagnostics: &mut Diagnostics) -> Option<DiscoveryConfig> {
+    let section = Section::read(entry, FILE, &[], &mut diagnostics.problems);
+    diagnostics.check_nonzero(&section, "every");
     let every = section.or("every", Duration::ZERO);
     Some(DiscoveryConfig::File { path: section.maybe::<String>("file")?.into(), every })
 }
@@ -84,18 +84,20 @@ fn file(entry: SettingEntry<'_>, notes: &mut Diagnostics) -> Option<DiscoveryCon
 fn dns(
     entry: SettingEntry<'_>,
     scope: PodScope<'_>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<DiscoveryConfig> {
-    let section = Section::read(entry, &[DNS, FACTS].concat(), &[], &mut notes.problems);
-    notes.must_not_be_zero(&section, "every");
-    let pod = Box::new(facts(&section, scope, notes));
+    let section = Section::read(entry, &[DNS, FACTS].concat(), &[], &mut diagnostics.problems);
+    diagnostics.check_nonzero(&section, "every");
+    let pod = Box::new(facts(&section, scope, diagnostics));
     let port = u16::try_from(section.maybe::<u32>("port")?).ok()?;
     let every = section.or("every", Duration::ZERO);
     let scheme = section.or("scheme", "http");
     if section.maybe::<String>("dns").is_some_and(|host| host.trim().is_empty()) {
-        let message = "`dns` is empty, and no name has no address";
+        let message = "`dns` is empty; it must be a host name";
         let problem = Problem::new(ProblemKind::Syntax, section.span(), message);
-        notes.problems.push(problem.cure("write a name, such as `dns: engines.default.svc`"));
+        diagnostics
+            .problems
+            .push(problem.cure("give a host name, such as `dns: engines.default.svc`"));
     }
     Some(DiscoveryConfig::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
 }

@@ -1,4 +1,4 @@
-//! How much, how long, how often: limits of the client plane, timeouts, retries, breakers, draining.
+//! `limits`, `timeouts`, `retries`, `breaker` and `drain`.
 
 use std::time::Duration;
 
@@ -12,50 +12,50 @@ use crate::settings::{Drain, GatewayLimits, Settings};
 
 #[rustfmt::skip]
 pub(crate) const LIMITS: &[Parameter] = &[
-    Parameter::with_default("body", Takes::Size(1 << 10, 1 << 32), "16MiB", "The largest body of a request; larger ones are answered with 413."),
-    Parameter::with_default("headers", Takes::Whole(16, 1024), "100", "Header lines of a request."),
-    Parameter::with_default("head", Takes::Size(8 << 10, 1 << 20), "64KiB", "Bytes of a request's line and headers."),
-    Parameter::with_default("connections", Takes::Whole(1, 1 << 20), "16384", "Clients' connections at a time."),
-    Parameter::with_default("head_time", Takes::Time, "60s", "How long a client may take to send the head of a request, the time between two requests included."),
-    Parameter::with_default("body_time", Takes::Time, "60s", "How long a client may take to send its body."),
-    Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies from this size on are tokenized apart, so that they keep nobody waiting."),
-    Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Bytes of the bodies of all requests that wait for a pod; how many may wait, each profile says."),
-    Parameter::with_default("pods", Takes::Whole(1, 4096), "256", "Pods that there is room for, counting those that are found or added later; there is always room for the pods that are listed. Memory is set aside for 256, 1024 or 4096."),
+    Parameter::with_default("body", Takes::Size(1 << 10, 1 << 32), "16MiB", "Maximum request body size; larger ones get 413."),
+    Parameter::with_default("headers", Takes::Whole(16, 1024), "100", "Maximum number of request headers."),
+    Parameter::with_default("head", Takes::Size(8 << 10, 1 << 20), "64KiB", "Maximum size of the request line and headers."),
+    Parameter::with_default("connections", Takes::Whole(1, 1 << 20), "16384", "Maximum open client connections."),
+    Parameter::with_default("head_time", Takes::Time, "60s", "Timeout for receiving a request's headers, including idle time between two requests."),
+    Parameter::with_default("body_time", Takes::Time, "60s", "Timeout for receiving a request body."),
+    Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies of at least this size are tokenized on another thread, so that they do not delay other requests."),
+    Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Maximum total body size of queued requests; the maximum number of queued requests is set by each profile."),
+    Parameter::with_default("pods", Takes::Whole(1, 4096), "256", "Minimum capacity for pods, including those discovered or added later; the listed pods always fit. Memory is allocated for 256, 1024 or 4096 pods."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const TIMEOUTS: &[Parameter] = &[
-    Parameter::with_default("connect", Takes::Time, "2s", "Until a connection to a pod stands."),
-    Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its answer."),
-    Parameter::with_default("unstreamed", Takes::Time, "600s", "The same where the client wants no stream and the answer is generated: its first byte comes when all of it is. Never less than `first_byte`."),
-    Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two pieces of an answer, from the engine or taken by the client."),
-    Parameter::with_default("total", Takes::Time, "3600s", "A whole call."),
+    Parameter::with_default("connect", Takes::Time, "2s", "Establishing a connection to a pod."),
+    Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its response."),
+    Parameter::with_default("unstreamed", Takes::Time, "600s", "The same for a generated response that is not streamed: its first byte arrives when generation ends. Never less than `first_byte`."),
+    Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two chunks of a response, read from the engine or written to the client."),
+    Parameter::with_default("total", Takes::Time, "3600s", "The whole call."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const RETRIES: &[Parameter] = &[
-    Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.2", "Retries for each request, over all requests."),
-    Parameter::with_default("per_second", Takes::Number(0.0, 1e6), "10", "Retries a second besides."),
-    Parameter::with_default("most", Takes::Number(1.0, 1e6), "100", "Retries that may be saved up."),
+    Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.2", "Retry budget: retries per request, averaged over all requests."),
+    Parameter::with_default("per_second", Takes::Number(0.0, 1e6), "10", "Additional retries per second."),
+    Parameter::with_default("most", Takes::Number(1.0, 1e6), "100", "Maximum size of the retry budget."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const BREAKER: &[Parameter] = &[
-    Parameter::with_default("failures", Takes::Whole(1, 1000), "5", "Failures in a row that cut a pod off; one that refuses connections is cut off at once."),
-    Parameter::with_default("first_pause", Takes::Time, "100ms", "How long until it is probed; doubled each time, up to a second."),
-    Parameter::with_default("longest_rest", Takes::Time, "10s", "The longest that a busy pod is left alone, whether it asked for it or not."),
+    Parameter::with_default("failures", Takes::Whole(1, 1000), "5", "Consecutive failures that open a pod's circuit breaker; a refused connection opens it at once."),
+    Parameter::with_default("first_pause", Takes::Time, "100ms", "Time until the first probe of an open breaker; doubled each time, up to one second."),
+    Parameter::with_default("longest_rest", Takes::Time, "10s", "Maximum backoff for an overloaded pod, whatever its `retry-after` says."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const DRAIN: &[Parameter] = &[
-    Parameter::with_default("lame_duck", Takes::Time, "1s", "How long connections are still accepted after SIGTERM, while `/ready` says no."),
-    Parameter::with_default("grace", Takes::Time, "30s", "How long requests may take to finish after that. 2s later the process has ended, whatever is stuck."),
+    Parameter::with_default("lame_duck", Takes::Time, "1s", "Time after SIGTERM in which connections are still accepted while `/ready` fails."),
+    Parameter::with_default("grace", Takes::Time, "30s", "Time for in-flight requests to finish after that. The process exits at most 2s later."),
 ];
 
-/// Fills in the bounds of `settings`.
-pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
+/// Reads these five sections into `settings`.
+pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics) {
     let mut section = |key, parameters: &[Parameter]| {
-        Section::of(root.get(key), (key, root.span), parameters, &mut notes.problems)
+        Section::of(root.get(key), key, root.span, parameters, &mut diagnostics.problems)
     };
     let limits = section("limits", LIMITS);
     let timeouts = section("timeouts", TIMEOUTS);
@@ -70,7 +70,7 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnosti
     ];
     for (section, keys) in never_zero {
         for key in keys {
-            notes.must_not_be_zero(section, key);
+            diagnostics.check_nonzero(section, key);
         }
     }
     settings.limits = GatewayLimits {
@@ -102,14 +102,15 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnosti
         longest_rest: time(&breaker, "longest_rest"),
     };
     settings.drain = Drain { lame_duck: time(&drain, "lame_duck"), grace: time(&drain, "grace") };
-    whole_is_longest(&timeouts, (settings.timeouts, settings.unstreamed), notes);
+    check_total_is_longest(&timeouts, settings.timeouts, settings.unstreamed, diagnostics);
 }
 
-/// A part that may take longer than the whole never ends a call, which whoever wrote it expects.
-fn whole_is_longest(
+/// Reports timeouts longer than `total`, which would never take effect.
+fn check_total_is_longest(
     section: &Section<'_>,
-    (timeouts, unstreamed): (Timeouts, Duration),
-    notes: &mut Diagnostics,
+    timeouts: Timeouts,
+    unstreamed: Duration,
+    diagnostics: &mut Diagnostics,
 ) {
     let Timeouts { connect, first_byte, between_bytes, total } = timeouts;
     for (key, part) in [
@@ -119,9 +120,9 @@ fn whole_is_longest(
         ("between_bytes", between_bytes),
     ] {
         if part > total && section.node(key).is_some() {
-            let message = format!("`{key}` is longer than `total`, so it never ends a call");
+            let message = format!("`{key}` is longer than `total`, so it never takes effect");
             let problem = Problem::new(ProblemKind::Unreachable, section.at(key), message);
-            notes.problems.push(problem.cure("make it shorter than `total`"));
+            diagnostics.problems.push(problem.cure("make it shorter than `total`"));
         }
     }
 }

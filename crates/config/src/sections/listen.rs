@@ -1,4 +1,4 @@
-//! Where wornpath listens: for clients, for operators, for events.
+//! `listen`: the listeners for clients, operators and events.
 
 use std::net::{AddrParseError, SocketAddr};
 
@@ -16,22 +16,23 @@ use crate::tls::ListenerTls;
 pub struct Listen {
     /// For clients.
     pub client: SocketAddr,
-    /// What clients are shown, if they come over TLS.
+    /// The TLS settings for clients, if enabled.
     pub client_tls: Option<ListenerTls>,
-    /// For operators, if at all.
+    /// For operators, if enabled.
     pub admin: Option<ListenerGuard>,
-    /// For events that sidecars push, if at all.
+    /// For events that sidecars push, if enabled.
     pub events: Option<ListenerGuard>,
 }
 
-/// A listener that needs a token, or callers' certificates, unless it can only be reached from this machine.
+/// A listener that requires a token or client certificates, unless its address is a loopback
+/// address.
 #[derive(Clone, Debug)]
 pub struct ListenerGuard {
-    /// Where.
+    /// Address and port.
     pub address: SocketAddr,
-    /// The digest of the token, if one is needed.
+    /// The digest of the token, if one is required.
     pub token: Option<KeyDigest>,
-    /// What callers are shown and must show, if they come over TLS.
+    /// The TLS settings, if enabled.
     pub tls: Option<ListenerTls>,
 }
 
@@ -45,29 +46,29 @@ pub(crate) const LISTEN: &[Parameter] = &[
 #[rustfmt::skip]
 pub(crate) const GUARDED: &[Parameter] = &[
     Parameter::required("address", Takes::Text, "Address and port."),
-    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must bring; needed unless the address is a loopback one or `tls` has a `client_ca`."),
+    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must send; required unless the address is a loopback address or `tls` has a `client_ca`."),
 ];
 
 const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
 
-pub(crate) fn listen(root: &Node, notes: &mut Diagnostics) -> Listen {
+pub(crate) fn listen(root: &Node, diagnostics: &mut Diagnostics) -> Listen {
     let Some(node) = root.get("listen") else { return Listen::default() };
     let Yaml::Map(settings) = &node.value else {
-        let message = format!("`listen` holds {} where a map belongs", node.kind());
+        let message = format!("`listen` must be a map, not {}", node.kind());
         let cure = "write `listen: {client: \"127.0.0.1:8080\"}`";
-        notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(cure));
+        diagnostics.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(cure));
         return Listen::default();
     };
     let entry = SettingEntry { name: "listen", span: node.span, settings };
-    Section::read(entry, &[], &["client", "admin", "events"], &mut notes.problems);
-    let (client, client_tls) = client(node.get("client"), notes);
+    Section::read(entry, &[], &["client", "admin", "events"], &mut diagnostics.problems);
+    let (client, client_tls) = client(node.get("client"), diagnostics);
     let listen = Listen {
         client,
         client_tls,
-        admin: guarded(node.get("admin"), "admin", notes),
-        events: guarded(node.get("events"), "events", notes),
+        admin: guarded(node.get("admin"), "admin", diagnostics),
+        events: guarded(node.get("events"), "events", diagnostics),
     };
-    same_address(node, &listen, notes);
+    check_distinct_addresses(node, &listen, diagnostics);
     listen
 }
 
@@ -79,18 +80,20 @@ impl Default for Listen {
 }
 
 /// `client: 127.0.0.1:8080` or `client: {address: …, tls: …}`.
-fn client(node: Option<&Node>, notes: &mut Diagnostics) -> (SocketAddr, Option<ListenerTls>) {
+fn client(node: Option<&Node>, diagnostics: &mut Diagnostics) -> (SocketAddr, Option<ListenerTls>) {
     let default = Listen::default().client;
     let Some(node) = node else { return (default, None) };
     if let Some(text) = node.text() {
         let parsed = text.parse().map_err(|error: AddrParseError| {
-            notes.problems.push(refused("listen", "client", text, node.span, &error).cure(ADDRESS));
+            diagnostics
+                .problems
+                .push(refused("listen", "client", text, node.span, &error).cure(ADDRESS));
         });
         return (parsed.unwrap_or(default), None);
     }
-    let Some(section) = nested(node, "client", LISTEN, notes) else { return (default, None) };
-    let address = section.parsed("address", ADDRESS, &mut notes.problems).unwrap_or(default);
-    (address, tls::listener(node.get("tls"), notes))
+    let Some(section) = nested(node, "client", LISTEN, diagnostics) else { return (default, None) };
+    let address = section.parsed("address", ADDRESS, &mut diagnostics.problems).unwrap_or(default);
+    (address, tls::listener(node.get("tls"), diagnostics))
 }
 
 /// A map with `tls` in it.
@@ -98,72 +101,77 @@ fn nested<'a>(
     node: &'a Node,
     name: &'static str,
     parameters: &[Parameter],
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Section<'a>> {
     let Yaml::Map(settings) = &node.value else {
-        let message = format!("`{name}` holds {} where an address or a map belongs", node.kind());
-        notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(ADDRESS));
+        let message = format!("`{name}` must be an address or a map, not {}", node.kind());
+        diagnostics
+            .problems
+            .push(Problem::new(ProblemKind::Syntax, node.span, message).cure(ADDRESS));
         return None;
     };
     let entry = SettingEntry { name, span: node.span, settings };
-    Some(Section::read(entry, parameters, &["tls"], &mut notes.problems))
+    Some(Section::read(entry, parameters, &["tls"], &mut diagnostics.problems))
 }
 
 /// `admin: 127.0.0.1:9090` or `admin: {address: …, token_digest: …}`.
 fn guarded(
     node: Option<&Node>,
     key: &'static str,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<ListenerGuard> {
     let node = node?;
     if let Some(text) = node.text() {
         return match text.parse() {
             Ok(address) => {
                 let guarded = ListenerGuard { address, token: None, tls: None };
-                guard(key, guarded, node.span, notes)
+                guard(key, guarded, node.span, diagnostics)
             }
             Err(error) => {
                 let error: AddrParseError = error;
-                notes.problems.push(refused("listen", key, text, node.span, &error).cure(ADDRESS));
+                diagnostics
+                    .problems
+                    .push(refused("listen", key, text, node.span, &error).cure(ADDRESS));
                 None
             }
         };
     }
-    let section = nested(node, key, GUARDED, notes)?;
-    let token = notes.digest(&section, "token_digest");
-    let tls = tls::listener(node.get("tls"), notes);
-    let address = section.parsed("address", ADDRESS, &mut notes.problems)?;
+    let section = nested(node, key, GUARDED, diagnostics)?;
+    let token = diagnostics.digest(&section, "token_digest");
+    let tls = tls::listener(node.get("tls"), diagnostics);
+    let address = section.parsed("address", ADDRESS, &mut diagnostics.problems)?;
     let guarded = ListenerGuard { address, token, tls };
-    // What is wrong with a certificate that was given is told already.
+    // A problem with the token or the certificate was reported above.
     let is_guarded = section.node("token_digest").is_some()
         || node.get("tls").is_some_and(|tls| tls.get("client_ca").is_some());
     if is_guarded {
         return Some(guarded);
     }
-    guard(key, guarded, section.at("address"), notes)
+    guard(key, guarded, section.at("address"), diagnostics)
 }
 
-/// Refuses to be reached by everybody.
+/// Reports a listener without authentication that other machines can reach.
 fn guard(
     key: &str,
     guarded: ListenerGuard,
     span: Span,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<ListenerGuard> {
     let address = guarded.address;
     if !address.ip().is_loopback() {
-        let message =
-            format!("`{key}` listens at {address}, which others can reach, without a token");
-        let cure = format!(
-            "listen at 127.0.0.1, or write `{key}: {{address: \"{address}\", token_digest: …}}`; {DIGEST_CURE}"
+        let message = format!(
+            "`{key}` listens on {address}, which other machines can reach, without a token"
         );
-        notes.problems.push(Problem::new(ProblemKind::Unsafe, span, message).cure(cure));
+        let cure = format!(
+            "listen on 127.0.0.1, or write `{key}: {{address: \"{address}\", token_digest: …}}`; {DIGEST_CURE}"
+        );
+        diagnostics.problems.push(Problem::new(ProblemKind::Unsafe, span, message).cure(cure));
     }
     Some(guarded)
 }
 
-/// Two listeners cannot share an address; port 0 is any free one.
-fn same_address(node: &Node, listen: &Listen, notes: &mut Diagnostics) {
+/// Reports two listeners with the same address; port 0 is any free port.
+fn check_distinct_addresses(node: &Node, listen: &Listen, diagnostics: &mut Diagnostics) {
     let all = [
         ("client", Some(listen.client)),
         ("admin", listen.admin.as_ref().map(|guarded| guarded.address)),
@@ -175,8 +183,8 @@ fn same_address(node: &Node, listen: &Listen, notes: &mut Diagnostics) {
             continue;
         };
         let span = node.get(key).map_or(node.span, |node| node.span);
-        let message = format!("`{key}` listens at {address}, as `{other}` does");
+        let message = format!("`{key}` and `{other}` both listen on {address}");
         let problem = Problem::new(ProblemKind::Twice, span, message);
-        notes.problems.push(problem.cure("give each a port of its own"));
+        diagnostics.problems.push(problem.cure("give each listener its own port"));
     }
 }

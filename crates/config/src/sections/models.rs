@@ -1,4 +1,4 @@
-//! The models that are served.
+//! `models`: tokenizers, block sizes and aliases.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use crate::diagnostics::Diagnostics;
+use crate::diagnostics::{Diagnostics, Label};
 use crate::section::{Section, maps};
 
 /// A base model.
@@ -14,9 +14,9 @@ use crate::section::{Section, maps};
 pub struct ModelConfig {
     /// Its name, as engines list it.
     pub name: String,
-    /// How its prompts are tokenized.
+    /// The tokenizer of its prompts.
     pub tokenizer: TokenizerChoice,
-    /// Tokens in a block; none to ask the engines.
+    /// Tokens in a block; `None` to use what the engines report.
     pub block_size: Option<NonZeroUsize>,
     /// Other names that clients may use.
     pub aliases: Vec<String>,
@@ -25,38 +25,39 @@ pub struct ModelConfig {
 /// How a model's prompts are tokenized.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TokenizerChoice {
-    /// Not at all: profiles that need tokens cannot serve it.
+    /// No tokenizer: profiles that need tokens cannot route it.
     None,
-    /// Every byte is a token, as simulated engines do.
+    /// One token per byte, as in simulated engines.
     Bytes,
-    /// By the `tokenizer.json` in a folder.
+    /// The `tokenizer.json` in this folder.
     Folder(PathBuf),
 }
 
 #[rustfmt::skip]
 pub(crate) const MODEL: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "Its name, as engines list it."),
-    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
-    Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default as its engines report at `/metrics`, the greatest size that divides those of all of them, and 16 if none reports any. An engine that reports another size is warned of."),
-    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
+    Parameter::required("name", Takes::Text, "Its name, as the engines report it."),
+    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can route it."),
+    Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default the greatest common divisor of the sizes that its engines report at `/metrics`, or 16 if none reports one. An engine that reports another size causes a warning."),
+    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines receive the model's own name."),
 ];
 
-pub(crate) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
+pub(crate) fn models(root: &Node, diagnostics: &mut Diagnostics) -> Vec<ModelConfig> {
     let mut models: Vec<ModelConfig> = Vec::new();
     let mut names = Vec::new();
-    for entry in maps(root, "models", &mut notes.problems) {
-        let section = Section::read(entry, MODEL, &[], &mut notes.problems);
+    for entry in maps(root, "models", &mut diagnostics.problems) {
+        let section = Section::read(entry, MODEL, &[], &mut diagnostics.problems);
         let name: String = section.or("name", String::new());
-        notes.only_once(&mut names, "model", &name, section.at("name"));
-        let cure = "give the name that its engines list it by";
-        notes.must_be_called_something(&section, "models", cure);
+        diagnostics.check_unique(&mut names, "model", &name, section.at("name"));
+        let cure = "give the model name that the engines report";
+        diagnostics.check_section_name(&section, "models", cure);
         for (alias, span) in section.texts("aliases") {
             let cure = "give a name that clients use, or remove it";
-            notes.must_be_a_name(("models", "aliases"), (&alias, span), cure);
-            notes.only_once(&mut names, "model", &alias, span);
+            let label = Label { owner: "models", key: "aliases" };
+            diagnostics.check_name(label, &alias, span, cure);
+            diagnostics.check_unique(&mut names, "model", &alias, span);
         }
         models.push(ModelConfig {
-            tokenizer: tokenizer(&section, notes),
+            tokenizer: tokenizer(&section, diagnostics),
             block_size: section.maybe::<usize>("block_size").and_then(NonZeroUsize::new),
             aliases: section.maybe("aliases").unwrap_or_default(),
             name,
@@ -65,17 +66,17 @@ pub(crate) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
     models
 }
 
-fn tokenizer(section: &Section<'_>, notes: &mut Diagnostics) -> TokenizerChoice {
+fn tokenizer(section: &Section<'_>, diagnostics: &mut Diagnostics) -> TokenizerChoice {
     let Some(text) = section.maybe::<String>("tokenizer") else { return TokenizerChoice::None };
     if text == "bytes" {
         return TokenizerChoice::Bytes;
     }
     let folder = PathBuf::from(&text);
-    if !notes.outside.has_tokenizer(&folder) {
-        let message = format!("`tokenizer` is `{text}`, where there is no `tokenizer.json`");
-        notes.problems.push(
+    if !diagnostics.environment.has_tokenizer(&folder) {
+        let message = format!("`tokenizer` is `{text}`, which contains no `tokenizer.json`");
+        diagnostics.problems.push(
             Problem::new(ProblemKind::NotFound, section.at("tokenizer"), message).cure(
-                "give the folder of the model's `tokenizer.json`; paths start beside this file",
+                "give the folder of the model's `tokenizer.json`; relative paths start at this file's folder",
             ),
         );
     }

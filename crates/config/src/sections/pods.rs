@@ -1,4 +1,4 @@
-//! The pods: in the configuration itself, and in a watched file of the same form.
+//! `pods`: in the configuration itself, and in a watched file of the same format.
 
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ use crate::secret::authorization;
 use crate::section::{Section, maps, refused};
 use crate::settings::KeyDigest;
 
-/// An engine's address, and what is known of it.
+/// An engine's address and its properties.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodConfig {
-    /// What people call it.
+    /// Its display name.
     pub name: String,
-    /// Where it is called: `http://host:port`, without a slash at the end.
+    /// Its base URL, `http://host:port`, without a trailing slash.
     pub url: String,
-    /// The models it serves; none to ask the engine.
+    /// The models it serves; empty to query the engine.
     pub models: Vec<String>,
-    /// The parts it can play in a plan.
+    /// Its roles in a plan.
     pub roles: Vec<Role>,
     /// Adapters that it can serve.
     pub loras: Vec<String>,
@@ -34,41 +34,41 @@ pub struct PodConfig {
     pub labels: Vec<(String, String)>,
     /// Data-parallel ranks behind the address.
     pub ranks: u32,
-    /// Where its cache events come from; none for the approximate mode.
+    /// The sources of its cache events; empty to approximate its cache content.
     pub events: Vec<Events>,
-    /// What whoever speaks of it must show, if that is not the same for all pods.
+    /// The digest of its sidecar's token, if it has a token of its own.
     pub event_token: Option<KeyDigest>,
-    /// Which software it is.
+    /// The engine software.
     pub engine: EngineKind,
-    /// Which fitted speed it has.
+    /// Its fitted speed model.
     pub speed: Option<String>,
-    /// The longest prompt plus answer, in tokens.
+    /// Context length: prompt plus output, in tokens.
     pub context_tokens: Option<u32>,
     /// How many tokens its KV cache holds.
     pub kv_tokens: Option<u64>,
-    /// Where it stands: host, rack, zone, region.
+    /// Its topology: host, rack, zone, region.
     pub place: [Option<String>; 4],
-    /// Where its own metrics are; by default `/metrics` at its address.
+    /// The URL of its metrics; by default `/metrics` at its address.
     pub metrics: Option<String>,
-    /// Where the engines of a pair meet, if not at the usual port.
+    /// The bootstrap port for KV transfer, if not the default.
     pub bootstrap_port: Option<u16>,
-    /// A file with the key that it wants to see.
+    /// A file with its API key.
     pub key_file: Option<PathBuf>,
 }
 
-/// Where a pod's events come from.
+/// A source of a pod's cache events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Events {
-    /// From the engine itself.
+    /// The engine publishes them at this address.
     Zmq(ZmqAddress),
-    /// From the engine itself, which is asked where.
+    /// The engine publishes them, and reports the address at `/kv_event_sources`.
     Asked,
-    /// From a source in `event_sources`, by its name.
+    /// An entry of `event_sources`, by name.
     Source(String),
 }
 
 impl PodConfig {
-    /// This pod under a name at an address; `{host}` in the places of its events becomes the address's host.
+    /// This pod with a name and an address; `{host}` in its event addresses becomes the pod's host.
     #[must_use]
     pub fn at(mut self, name: String, url: String) -> Self {
         let authority = authority(&url).unwrap_or_default();
@@ -87,7 +87,7 @@ impl PodConfig {
     }
 }
 
-/// Which software an engine is.
+/// Engine software.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum EngineKind {
     /// vLLM.
@@ -98,7 +98,7 @@ pub enum EngineKind {
     TrtLlm,
     /// Modular MAX.
     Max,
-    /// Anything with OpenAI's interface.
+    /// Any OpenAI-compatible server.
     #[default]
     OpenAi,
 }
@@ -112,8 +112,8 @@ impl EngineKind {
         Self::WORDS[self as usize]
     }
 
-    /// Whether it keeps blocks of different `cache_salt`s apart and says so in its events: only vLLM does
-    /// both.
+    /// Whether it separates blocks by `cache_salt` and reports the salt in its events; only vLLM
+    /// does both.
     #[must_use]
     pub const fn knows_salt(self) -> bool {
         matches!(self, Self::Vllm)
@@ -132,52 +132,52 @@ impl EngineKind {
 
 #[rustfmt::skip]
 pub(crate) const ADDRESS: &[Parameter] = &[
-    Parameter::required("url", Takes::Text, "Where it is called, such as `http://10.0.0.5:8000`."),
-    Parameter::optional("name", Takes::Text, "What people call it; by default host and port."),
+    Parameter::required("url", Takes::Text, "Base URL, such as `http://10.0.0.5:8000`."),
+    Parameter::optional("name", Takes::Text, "Display name; by default host and port."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const FACTS: &[Parameter] = &[
-    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked. Give it to a pod with `events` where several models are listed and there is a `checkpoint`: what that knows of a pod counts only if its model is known from the start."),
-    Parameter::with_default("role", Takes::Texts, "[serve]", "The parts it can play in a plan: `serve`, `prefill`, `decode`, or others that profiles name."),
+    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is queried. Set it for pods with `events` if `models` has several entries and there is a `checkpoint`: a checkpoint is only restored for a pod whose model is known at start."),
+    Parameter::with_default("role", Takes::Texts, "[serve]", "Its roles in a plan: `serve`, `prefill`, `decode`, or others that profiles define."),
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
-    Parameter::with_default("labels", Takes::Fields, "{}", "Free labels for profiles to select by."),
+    Parameter::with_default("labels", Takes::Fields, "{}", "Arbitrary labels that profiles can select by."),
     Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
-    Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own; `auto`, if the engine says where at `/kv_event_sources`; or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
-    Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must bring to speak of it; then no other token will do."),
-    Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
-    Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
-    Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
-    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds; where text is matched, four bytes count as one."),
+    Parameter::with_default("events", Takes::Texts, "[]", "Sources of its cache events: `zmq://host:port?replay=port`, where `{host}` stands for the pod's host; `auto`, if the engine reports the address at `/kv_event_sources`; or names of `event_sources`. Without any, its cache content is approximated from the requests it was sent."),
+    Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must send; no other token is then accepted for this pod."),
+    Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Engine software; `openai` is any OpenAI-compatible server."),
+    Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Fitted speed model, for profiles that predict latencies."),
+    Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "Context length: prompt plus output, in tokens."),
+    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "KV cache capacity in tokens; where text is matched, four bytes count as one token."),
     Parameter::optional("host", Takes::Text, "The machine it runs on."),
-    Parameter::optional("rack", Takes::Text, "Its rack, or whatever shares a switch."),
+    Parameter::optional("rack", Takes::Text, "Its rack, or another group of machines that share a switch."),
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
-    Parameter::optional("metrics", Takes::Text, "Where its own metrics are; by default `/metrics` at its address."),
-    Parameter::optional("key_file", Takes::Text, "A file with the key that the engine wants (its `--api-key`). It is sent as `authorization: Bearer …` with probes, scrapes and requests, in the place of a client's. Read again with the configuration, and as soon as it changes (the latter not where a file of `discovery` names it)."),
-    Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "The port at which SGLang's and Mooncake's pairs meet."),
+    Parameter::optional("metrics", Takes::Text, "URL of its metrics; by default `/metrics` at its address."),
+    Parameter::optional("key_file", Takes::Text, "File with the engine's API key (its `--api-key`). The key is sent as `authorization: Bearer …` with probes, scrapes and requests, instead of the client's. Reloaded with the configuration, and when it changes (except where a `discovery` file names it)."),
+    Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "Bootstrap port for KV transfer with SGLang and Mooncake."),
 ];
 
 /// What a pod may refer to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodScope<'a> {
-    /// The models there are.
+    /// The configured models.
     pub(crate) models: &'a [ModelConfig],
-    /// The event sources there are.
+    /// The configured event sources.
     pub(crate) sources: &'a [EventSourceConfig],
-    /// Where isolation was asked for, if it was.
+    /// The position of `isolation`, if it is enabled.
     pub(crate) isolation: Option<Span>,
-    /// Where pods may be.
-    pub(crate) reach: &'a EgressPolicy,
+    /// The addresses that pods may have.
+    pub(crate) egress: &'a EgressPolicy,
 }
 
 /// The ranges of `pod_addresses`, if there are any.
-pub(crate) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<AddressRange>> {
+pub(crate) fn allowed(root: &Node, diagnostics: &mut Diagnostics) -> Option<Vec<AddressRange>> {
     let node = root.get("pod_addresses")?;
     let Yaml::List(items) = &node.value else {
-        let message = format!("`pod_addresses` must be a list; this is {}", node.kind());
+        let message = format!("`pod_addresses` must be a list, not {}", node.kind());
         let problem = Problem::new(ProblemKind::Syntax, node.span, message);
-        notes.problems.push(problem.cure("write `pod_addresses: [10.0.0.0/8]`"));
+        diagnostics.problems.push(problem.cure("write `pod_addresses: [10.0.0.0/8]`"));
         return None;
     };
     let mut ranges = Vec::new();
@@ -188,7 +188,9 @@ pub(crate) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<Addres
                 let error: RangeError = error;
                 let message = format!("`pod_addresses`: {error}");
                 let problem = Problem::new(ProblemKind::BadParameter, item.span, message);
-                notes.problems.push(problem.cure("give ranges such as `10.0.0.0/8` or `fd00::/8`"));
+                diagnostics
+                    .problems
+                    .push(problem.cure("give ranges such as `10.0.0.0/8` or `fd00::/8`"));
             }
         }
     }
@@ -196,26 +198,33 @@ pub(crate) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<Addres
 }
 
 /// The pods under `pods`.
-pub(crate) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Diagnostics) -> Vec<PodConfig> {
-    let (mut pods, mut names, mut urls) = (Vec::new(), Vec::new(), Vec::new());
-    for entry in maps(root, "pods", &mut notes.problems) {
-        let section = Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut notes.problems);
-        let Some(pod) = pod(&section, scope, notes) else { continue };
+pub(crate) fn pods(
+    root: &Node,
+    scope: PodScope<'_>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<PodConfig> {
+    let mut pods = Vec::new();
+    let mut names = Vec::new();
+    let mut urls = Vec::new();
+    for entry in maps(root, "pods", &mut diagnostics.problems) {
+        let section =
+            Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut diagnostics.problems);
+        let Some(pod) = pod(&section, scope, diagnostics) else { continue };
         let is_known = urls.iter().any(|(url, _)| *url == pod.url);
-        notes.only_once(&mut urls, "address", &pod.url, section.at("url"));
+        diagnostics.check_unique(&mut urls, "address", &pod.url, section.at("url"));
         let named_by = if section.node("name").is_some() { "name" } else { "url" };
-        // A name that is made of the address is there twice whenever the address is, which was just told.
+        // A default name is derived from the address: a duplicate address is reported once.
         if named_by == "name" || !is_known {
-            notes.only_once(&mut names, "pod", &pod.name, section.at(named_by));
+            diagnostics.check_unique(&mut names, "pod", &pod.name, section.at(named_by));
         }
         pods.push((pod, section.at(named_by)));
     }
-    only_one_rank(&pods, notes);
+    check_rank_names(&pods, diagnostics);
     pods.into_iter().map(|(pod, _)| pod).collect()
 }
 
-/// Takes down names that another pod's ranks have: `r/0`, where `r` has ranks.
-fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Diagnostics) {
+/// Reports names that equal a rank of another pod: `r/0`, where `r` has ranks.
+fn check_rank_names(pods: &[(PodConfig, Span)], diagnostics: &mut Diagnostics) {
     for (pod, span) in pods {
         let Some((base, number)) = pod.name.rsplit_once('/') else { continue };
         let is_of = |other: &PodConfig| {
@@ -223,58 +232,65 @@ fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Diagnostics) {
             other.name == base && other.ranks > 1 && number.parse().is_ok_and(is_number)
         };
         let Some((other, first)) = pods.iter().find(|(other, _)| is_of(other)) else { continue };
-        let (name, ranks) = (&pod.name, other.ranks);
-        notes.problems.push(
-            Problem::new(ProblemKind::Twice, *span, format!("pod `{name}` is there twice"))
-                .also(*first, format!("has {ranks} ranks, and this is one of them"))
-                .cure(format!("call it otherwise; `{base}/` and a number are ranks of `{base}`")),
+        let name = &pod.name;
+        let ranks = other.ranks;
+        diagnostics.problems.push(
+            Problem::new(ProblemKind::Twice, *span, format!("duplicate pod `{name}`"))
+                .also(*first, format!("has {ranks} ranks, one of which has this name"))
+                .cure(format!("rename it; `{base}/N` names a rank of `{base}`")),
         );
     }
 }
 
-fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Diagnostics) -> Option<PodConfig> {
+fn pod(
+    section: &Section<'_>,
+    scope: PodScope<'_>,
+    diagnostics: &mut Diagnostics,
+) -> Option<PodConfig> {
     let text: String = section.maybe("url")?;
     let url = text.trim_end_matches('/').to_owned();
     let host = match authority(&url) {
         Ok(host) => host.to_owned(),
         Err(problem) => {
             let span = section.at("url");
-            let shown = notes.shown_address(&text, span);
+            let shown = diagnostics.shown_address(&text, span);
             let problem = refused("pods", "url", shown, span, &problem);
-            notes.problems.push(problem.cure("write `http://host:port`"));
+            diagnostics.problems.push(problem.cure("write `http://host:port`"));
             return None;
         }
     };
-    if let Err(error) = check_egress(&url, scope.reach) {
+    if let Err(error) = check_egress(&url, scope.egress) {
         let problem = refused("pods", "url", &text, section.at("url"), &error);
-        notes.problems.push(problem.cure("give another address, or change what is allowed"));
+        diagnostics
+            .problems
+            .push(problem.cure("use an allowed address, or change `pod_addresses` or `pod_tls`"));
     }
-    let cure = "give it a name, or leave `name` out to call it by host and port";
-    notes.must_be_called_something(section, "pods", cure);
+    let cure = "give a name, or omit `name` to use host and port";
+    diagnostics.check_section_name(section, "pods", cure);
     let name = section.maybe("name").unwrap_or(host);
-    Some(facts(section, scope, notes).at(name, url))
+    Some(facts(section, scope, diagnostics).at(name, url))
 }
 
-/// Everything but name and address: what discovery adds to the addresses it finds.
+/// Everything but name and address, which discovery adds.
 pub(crate) fn facts(
     section: &Section<'_>,
     scope: PodScope<'_>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> PodConfig {
-    // Without `models`, nothing but the name matters, and any name will do.
+    // Without `models`, a pod may serve a model of any name.
     let models = section.texts("model").into_iter().filter(|_| !scope.models.is_empty());
     for (model, span) in models {
         let known = scope.models.iter().map(|model| model.name.as_str());
-        notes.must_be_known("model", &model, span, known);
+        diagnostics.check_known("model", &model, span, known);
     }
     let engine = EngineKind::of_word(section.or("engine", "openai"));
     if let Some(isolation) = scope.isolation.filter(|_| !engine.knows_salt()) {
         let span = section.node("engine").map_or(section.span(), |node| node.span);
-        let message = format!("tenants cannot be kept apart on an engine `{}`", engine.word());
-        notes
+        let message = format!("engine `{}` cannot isolate tenants", engine.word());
+        diagnostics
             .problems
-            .push(Problem::new(ProblemKind::Unsafe, span, message).also(isolation, "asked for here").cure(
-            "it knows no `cache_salt`; write `engine: vllm` if it is one, or remove `isolation`",
+            .push(Problem::new(ProblemKind::Unsafe, span, message).also(isolation, "isolation is enabled here").cure(
+            "it does not support `cache_salt`; set `engine: vllm` if it is vLLM, or remove `isolation`",
         ));
     }
     let texts = |key| section.maybe::<Vec<String>>(key).unwrap_or_default();
@@ -282,10 +298,10 @@ pub(crate) fn facts(
     let label = |(key, value): (String, serde_json::Value)| {
         (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))
     };
-    let events = events(section, scope.sources, notes);
+    let events = events(section, scope.sources, diagnostics);
     if !events.is_empty() && scope.models.is_empty() {
-        let message = "the pod's events cannot be understood without knowing its model";
-        notes.problems.push(
+        let message = "cache events need the pod's model, but `models` is empty";
+        diagnostics.problems.push(
             Problem::new(ProblemKind::MissingDependency, section.at("events"), message)
                 .cure("list the model with its `tokenizer` under `models`"),
         );
@@ -299,54 +315,55 @@ pub(crate) fn facts(
         labels: fields.into_iter().map(label).collect(),
         ranks: section.or("ranks", 1),
         events,
-        event_token: notes.digest(section, "event_token_digest"),
+        event_token: diagnostics.digest(section, "event_token_digest"),
         engine,
         speed: section.maybe::<&'static str>("speed").map(str::to_owned),
         context_tokens: section.maybe("context_tokens"),
         kv_tokens: section.maybe("kv_tokens"),
         place: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
-        metrics: metrics(section, notes),
-        key_file: key_file(section, notes),
+        metrics: metrics(section, diagnostics),
+        key_file: key_file(section, diagnostics),
         bootstrap_port: section
             .maybe::<u32>("bootstrap_port")
             .and_then(|port| u16::try_from(port).ok()),
     }
 }
 
-/// Where a pod's own metrics are, if not at its address.
-fn metrics(section: &Section<'_>, notes: &mut Diagnostics) -> Option<String> {
+/// The URL of a pod's metrics, if it is not at the pod's address.
+fn metrics(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<String> {
     let metrics: String = section.maybe("metrics")?;
     if let Err(problem) = authority(&metrics) {
         let span = section.at("metrics");
-        let shown = notes.shown_address(&metrics, span);
+        let shown = diagnostics.shown_address(&metrics, span);
         let problem = refused("pods", "metrics", shown, span, &problem);
-        notes.problems.push(problem.cure("write `http://host:port/metrics`"));
+        diagnostics.problems.push(problem.cure("write `http://host:port/metrics`"));
     }
     Some(metrics)
 }
 
-/// Where a pod's key is, if it wants one and there is one.
-fn key_file(section: &Section<'_>, notes: &mut Diagnostics) -> Option<PathBuf> {
+/// The path of a pod's key file, if it has one that can be read.
+fn key_file(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<PathBuf> {
     let file: String = section.maybe("key_file")?;
-    let path = notes.outside.place(Path::new(&file)).unwrap_or_else(|| PathBuf::from(&file));
-    notes.files.push(PathBuf::from(&file));
+    let path =
+        diagnostics.environment.place(Path::new(&file)).unwrap_or_else(|| PathBuf::from(&file));
+    diagnostics.files.push(PathBuf::from(&file));
     match authorization(&path) {
         Ok(_) => Some(path),
         Err(error) => {
             let message = format!("`key_file`: the file `{file}` {error}");
             let problem = Problem::new(ProblemKind::BadParameter, section.at("key_file"), message);
-            notes.problems.push(problem.cure("write the key there that the engine was given"));
+            diagnostics.problems.push(problem.cure("write the engine's API key to the file"));
             None
         }
     }
 }
 
-/// A pod's sources. One ledger counts copies, so a source that only says whether a block is there may not
-/// feed a pod beside one that counts.
+/// The event sources of a pod. A source that counts copies of a block cannot be combined with one
+/// that only reports whether a block is present.
 fn events(
     section: &Section<'_>,
     sources: &[EventSourceConfig],
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<Events> {
     let mut events = Vec::new();
     let mut counted: Option<(String, Span)> = None;
@@ -358,18 +375,21 @@ fn events(
         } else if text.contains("://") {
             match text.parse::<ZmqAddress>() {
                 Ok(address) => {
-                    last_port(section, &address, span, notes);
+                    check_last_port(section, &address, span, diagnostics);
                     events.push(Events::Zmq(address));
                 }
-                Err(error) => notes.problems.push(
-                    refused("pods", "events", &text, span, &error.problem)
-                        .cure("write `zmq://host:port?replay=port`; `{host}` is the pod's own"),
-                ),
+                Err(error) => {
+                    diagnostics
+                        .problems
+                        .push(refused("pods", "events", &text, span, &error.problem).cure(
+                        "write `zmq://host:port?replay=port`; `{host}` stands for the pod's host",
+                    ))
+                }
             }
             Semantics::Sequenced
         } else {
             let known = sources.iter().map(|source| source.name.as_str());
-            if !notes.must_be_known("event source", &text, span, known) {
+            if !diagnostics.check_known("event source", &text, span, known) {
                 continue;
             }
             events.push(Events::Source(text.clone()));
@@ -383,48 +403,54 @@ fn events(
             Semantics::Set => set.get_or_insert((text, span)),
         };
     }
-    if let (Some((counted, counts)), Some((set, says))) = (counted, set) {
-        let message = format!("`{set}` numbers nothing and cannot feed a pod beside `{counted}`");
-        notes.problems.push(
-            Problem::new(ProblemKind::Conflict, says, message)
-                .also(counts, "counts the copies of each block")
-                .cure(format!("remove one of them, or write `numbered: true` if the sidecars of `{set}` number their requests")),
+    if let (Some((counted, counted_span)), Some((set, set_span))) = (counted, set) {
+        let message =
+            format!("unnumbered source `{set}` cannot be combined with `{counted}` on one pod");
+        diagnostics.problems.push(
+            Problem::new(ProblemKind::Conflict, set_span, message)
+                .also(counted_span, "counts the copies of each block")
+                .cure(format!("remove one, or set `numbered: true` if the sidecars of `{set}` number their posts")),
         );
     }
     events
 }
 
-/// Each rank publishes at a port of its own, counted up from the first.
-fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mut Diagnostics) {
+/// Reports a port that is too high for the last rank: each rank adds its number to the port.
+fn check_last_port(
+    section: &Section<'_>,
+    address: &ZmqAddress,
+    span: Span,
+    diagnostics: &mut Diagnostics,
+) {
     let last = section.or("ranks", 1_u32) - 1;
     if let Err(error) = address.of_rank(u16::try_from(last).unwrap_or(u16::MAX)) {
         let problem = refused("pods", "events", &address.to_string(), span, &error.problem);
-        notes
+        diagnostics
             .problems
-            .push(problem.cure("each rank needs a port of its own, counted up from this one"));
+            .push(problem.cure("each rank adds its number to this port; give a lower port"));
     }
 }
 
-fn check_egress(url: &str, reach: &EgressPolicy) -> Result<(), EndpointError> {
-    Endpoint::new(url, BreakerRules::default(), 1)?.check_egress(reach)
+fn check_egress(url: &str, egress: &EgressPolicy) -> Result<(), EndpointError> {
+    Endpoint::new(url, BreakerRules::default(), 1)?.check_egress(egress)
 }
 
 /// Host and port of an `http` or `https` address.
 ///
 /// # Errors
-/// Says what is wrong with it: a user or a password, a query, no host, an impossible port.
+/// The rule that it breaks: a user or a password, a query, no host, an invalid port.
 pub fn authority(url: &str) -> Result<&str, &'static str> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let rest = rest.ok_or("it does not begin with `http://` or `https://`")?;
+    let rest = rest.ok_or("it does not start with `http://` or `https://`")?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     if path.contains(['?', '#']) {
-        return Err("it has a query");
+        return Err("it must not have a query");
     }
     if authority.contains('@') {
-        return Err("it has a user or a password");
+        return Err("it must not contain a user or a password");
     }
-    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let uri: http::Uri = url.parse().map_err(|_| "it is not a valid URL")?;
     if uri.host().is_none_or(str::is_empty) {
         return Err("it has no host");
     }
@@ -432,7 +458,7 @@ pub fn authority(url: &str) -> Result<&str, &'static str> {
         .rsplit_once(':')
         .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<NonZeroU16>().is_err())
     {
-        return Err("its port is none from 1 to 65535");
+        return Err("its port is not between 1 and 65535");
     }
     Ok(authority)
 }
@@ -442,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_may_come_from_the_pods_own_host_whatever_that_is() {
+    fn the_host_placeholder_in_event_addresses_becomes_the_pods_host() {
         let template = PodConfig {
             events: vec![Events::Zmq("zmq://{host}:5557?replay=5600".parse().unwrap())],
             ..PodConfig::default()
@@ -453,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_http_with_a_host_and_nothing_secret() {
+    fn an_address_is_http_with_a_host_and_without_a_password() {
         assert_eq!(authority("http://10.0.0.5:8000/v1"), Ok("10.0.0.5:8000"));
         assert_eq!(authority("http://[::1]:8000"), Ok("[::1]:8000"));
         assert_eq!(authority("http://[::1]"), Ok("[::1]"));

@@ -1,30 +1,30 @@
-//! Named profiles: in the configuration itself, in files of their own, or shipped.
+//! `profiles`: in the configuration itself, in files of their own, or built in.
 
 use std::path::Path;
 
 use wornpath_routing::document::{Node, Yaml, nearest};
 use wornpath_routing::{Problem, ProblemKind, Profile, ProfileEnv, Role};
 
-use crate::builtin::{SHIPPED, shipped};
+use crate::builtin::{BUILTIN_PROFILES, builtin_profile};
 use crate::diagnostics::Diagnostics;
 use crate::settings::NamedProfile;
 use crate::settings::OFFLINE;
 
-/// The profiles under `profiles`. `roles` are those that pods can play, if all pods are known.
+/// The profiles under `profiles`. `roles` are those of the pods, if no pods can be added later.
 pub(crate) fn profiles(
     root: &Node,
     roles: Option<Vec<Role>>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<NamedProfile> {
-    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
+    let env = ProfileEnv { roles, ..ProfileEnv::default() };
     let entries = match root.get("profiles").map(|node| (&node.value, node)) {
         None | Some((Yaml::Null, _)) => return Vec::new(),
         Some((Yaml::Map(entries), _)) => entries,
         Some((_, node)) => {
             let message =
-                format!("`profiles` is {}, not a map from names to profiles", node.kind());
+                format!("`profiles` must be a map from names to profiles, not {}", node.kind());
             let problem = Problem::new(ProblemKind::Syntax, node.span, message);
-            notes.problems.push(problem.cure("write `profiles: {chat: chat.yaml}`"));
+            diagnostics.problems.push(problem.cure("write `profiles: {chat: chat.yaml}`"));
             return Vec::new();
         }
     };
@@ -32,38 +32,38 @@ pub(crate) fn profiles(
     for (key, node) in entries {
         let name = key.text().unwrap_or_default().to_owned();
         if name == OFFLINE {
-            let message = format!("a profile cannot be called `{name}`");
+            let message = format!("profile name `{name}` is reserved");
             let problem = Problem::new(ProblemKind::Conflict, key.span, message);
-            notes.problems.push(problem.cure("batches are counted by that name; choose another"));
+            diagnostics
+                .problems
+                .push(problem.cure("batch requests are counted under that name; choose another"));
         }
         let (file, checked) = match &node.value {
-            Yaml::Scalar { text, .. } => {
-                (text.clone(), from_file(text, node, &surroundings, notes))
-            }
+            Yaml::Scalar { text, .. } => (text.clone(), from_file(text, node, &env, diagnostics)),
             _ => {
-                let checked = Profile::check_node(node, &surroundings);
-                let problems = |problems| notes.problems.extend::<Vec<Problem>>(problems);
+                let checked = Profile::check_node(node, &env);
+                let problems = |problems| diagnostics.problems.extend::<Vec<Problem>>(problems);
                 (format!("profile {name}"), checked.map_err(problems).ok())
             }
         };
-        // A refused profile has its name all the same, so that routes to it are not refused as well.
+        // An invalid profile keeps its name, so that routes to it are not reported as well.
         let text = checked.map(|profile| profile.printed()).unwrap_or_default();
         profiles.push(NamedProfile { name, file, text });
     }
     profiles
 }
 
-/// How what a shipped profile came from begins: it is no file.
-pub(crate) const SHIPPED_FILE: &str = "shipped profile `";
+/// Prefix of the file name of a built-in profile, which has no file.
+pub(crate) const BUILTIN_FILE_PREFIX: &str = "built-in profile `";
 
-/// The profile that a route names, taken from the shipped ones where the configuration has none of that
-/// name. Whether there is one.
+/// Adds the built-in profile `name` unless the configuration defines one of that name. Whether the
+/// profile exists.
 pub(crate) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
     if profiles.iter().any(|profile| profile.name == name) {
         return true;
     }
-    let Some(text) = shipped(name) else { return false };
-    let file = format!("{SHIPPED_FILE}{name}`");
+    let Some(text) = builtin_profile(name) else { return false };
+    let file = format!("{BUILTIN_FILE_PREFIX}{name}`");
     profiles.push(NamedProfile { name: name.to_owned(), file, text: text.to_owned() });
     true
 }
@@ -71,27 +71,29 @@ pub(crate) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
 fn from_file(
     path: &str,
     node: &Node,
-    surroundings: &ProfileEnv,
-    notes: &mut Diagnostics,
+    env: &ProfileEnv,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Profile> {
-    match notes.outside.text(Path::new(path)) {
-        Ok(text) => match Profile::check(path, &text, surroundings) {
+    match diagnostics.environment.text(Path::new(path)) {
+        Ok(text) => match Profile::check(path, &text, env) {
             Ok(profile) => Some(profile),
             Err(problems) => {
-                notes.elsewhere.push(problems);
+                diagnostics.other_files.push(problems);
                 None
             }
         },
         Err(error) => {
-            let message = format!("the profile in `{path}` cannot be read: {error}");
-            let names = SHIPPED.iter().map(|(name, _)| *name);
+            let message = format!("cannot read profile `{path}`: {error}");
+            let names = BUILTIN_PROFILES.iter().map(|(name, _)| *name);
             let cure = match nearest(path, names) {
                 Some(near) => {
-                    format!("`{near}` is shipped: a route can name it without an entry here")
+                    format!("`{near}` is built in: routes can use it without an entry here")
                 }
-                None => "give a file; paths start beside this one".to_owned(),
+                None => "give a file; relative paths start at this file's folder".to_owned(),
             };
-            notes.problems.push(Problem::new(ProblemKind::NotFound, node.span, message).cure(cure));
+            diagnostics
+                .problems
+                .push(Problem::new(ProblemKind::NotFound, node.span, message).cure(cure));
             None
         }
     }

@@ -1,4 +1,4 @@
-//! Which profile decides about which request.
+//! `routes`: the profile of each request.
 
 use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{
@@ -9,51 +9,56 @@ use wornpath_routing::{
 use super::models::{ModelConfig, TokenizerChoice};
 use super::pods::PodConfig;
 use super::profiles::resolve;
-use crate::builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+use crate::builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 use crate::diagnostics::Diagnostics;
 use crate::section::{Section, maps};
 use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
 #[rustfmt::skip]
 pub(crate) const ROUTE: &[Parameter] = &[
-    Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a shipped one."),
+    Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a built-in one."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const MATCH: &[Parameter] = &[
-    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so. What operates an engine, as `/sleep` or `/flush_cache`, is passed on only if a route names it."),
+    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, it matches as a prefix. Engine management paths, such as `/sleep` or `/flush_cache`, are forwarded only if a route names them."),
     Parameter::optional("model", Takes::Text, "The base model, by its name."),
     Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
 ];
 
-/// The routes under `routes`; without any, everything goes to the only profile. Where there is none either, the file says
-/// nothing about routing: there is no route, and the shipped default is the first profile.
+/// What a route may refer to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouteScope<'a> {
+    /// The configured models.
+    pub(crate) models: &'a [ModelConfig],
+    /// The configured tenants.
+    pub(crate) tenants: &'a [TenantSettings],
+}
+
+/// The routes under `routes`. Without any, all requests use the only profile. Without profiles
+/// either, there is no route, and the built-in default is the first profile.
 pub(crate) fn routes(
     root: &Node,
-    (models, tenants): (&[ModelConfig], &[TenantSettings]),
+    scope: RouteScope<'_>,
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<RouteSettings> {
-    let entries = maps(root, "routes", &mut notes.problems);
+    let entries = maps(root, "routes", &mut diagnostics.problems);
     if entries.is_empty() {
-        return everything(root, models, profiles, notes).into_iter().collect();
+        return default_route(root, scope.models, profiles, diagnostics).into_iter().collect();
     }
     let mut routes = Vec::new();
     let mut catch_all: Option<Span> = None;
     for entry in entries {
         let span = entry.span;
-        let section = Section::read(entry, ROUTE, &["match"], &mut notes.problems);
-        let route = route(&section, (models, tenants), profiles, notes);
-        must_have_tokens(&route, section.at("profile"), models, profiles, notes);
+        let section = Section::read(entry, ROUTE, &["match"], &mut diagnostics.problems);
+        let route = route(&section, scope, profiles, diagnostics);
+        check_tokenizers(&route, section.at("profile"), scope.models, profiles, diagnostics);
         if let Some(first) = catch_all {
-            notes.problems.push(
-                Problem::new(
-                    ProblemKind::Unreachable,
-                    span,
-                    "no request comes as far as this route",
-                )
-                .also(first, "matches every request")
-                .cure("put it before that one, or remove it"),
+            diagnostics.problems.push(
+                Problem::new(ProblemKind::Unreachable, span, "no request can reach this route")
+                    .also(first, "matches every request")
+                    .cure("move it before that route, or remove it"),
             );
         }
         if route.path.is_none() && route.model.is_none() && route.tenant.is_none() {
@@ -65,49 +70,55 @@ pub(crate) fn routes(
         let span = root.get("routes").map_or(root.span, |node| node.span);
         let problem =
             Problem::new(ProblemKind::MissingDependency, span, "some requests match no route");
-        notes.problems.push(
-            problem.cure(format!("end with one for all others: `- profile: {DEFAULT_PROFILE}`")),
-        );
+        diagnostics.problems.push(problem.cure(format!(
+            "add a route for all other requests at the end: `- profile: {DEFAULT_PROFILE}`"
+        )));
     }
     routes
 }
 
 fn route(
     section: &Section<'_>,
-    (models, tenants): (&[ModelConfig], &[TenantSettings]),
+    scope: RouteScope<'_>,
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> RouteSettings {
     let profile: String = section.or("profile", String::new());
     if !profile.is_empty() && !resolve(&profile, profiles) {
         let own: Vec<_> = profiles.iter().map(|known| known.name.clone()).collect();
-        let known = own.iter().map(String::as_str).chain(SHIPPED.iter().map(|(name, _)| *name));
-        notes.must_be_known("profile", &profile, section.at("profile"), known);
+        let known =
+            own.iter().map(String::as_str).chain(BUILTIN_PROFILES.iter().map(|(name, _)| *name));
+        diagnostics.check_known("profile", &profile, section.at("profile"), known);
     }
-    let place = ("match", section.span());
-    let matched = Section::of(section.node("match"), place, MATCH, &mut notes.problems);
+    let matched = Section::of(
+        section.node("match"),
+        "match",
+        section.span(),
+        MATCH,
+        &mut diagnostics.problems,
+    );
     let path: Option<String> = matched.maybe("path");
     if let Some(path) = &path
         && (!path.starts_with('/') || path[..path.len() - 1].contains('*'))
     {
-        let message = format!("`{path}` is no path that a request can have");
+        let message = format!("`{path}` is not a valid path pattern");
         let problem = Problem::new(ProblemKind::BadParameter, matched.at("path"), message);
-        notes.problems.push(problem.cure("begin with `/`, and use `*` only at the end"));
+        diagnostics.problems.push(problem.cure("start with `/`, and use `*` only at the end"));
     }
     let model: Option<String> = matched.maybe("model");
     if let Some(model) = &model {
-        let known = models.iter().map(|model| model.name.as_str());
-        notes.must_be_known("model", model, matched.at("model"), known);
+        let known = scope.models.iter().map(|model| model.name.as_str());
+        diagnostics.check_known("model", model, matched.at("model"), known);
     }
     let tenant: Option<String> = matched.maybe("tenant");
     if let Some(tenant) = &tenant {
-        let known = tenants.iter().map(|tenant| tenant.name.as_str());
-        notes.must_be_known("tenant", tenant, matched.at("tenant"), known);
+        let known = scope.tenants.iter().map(|tenant| tenant.name.as_str());
+        diagnostics.check_known("tenant", tenant, matched.at("tenant"), known);
     }
     RouteSettings { path, model: model.map(Into::into), tenant: tenant.map(Into::into), profile }
 }
 
-/// Whether a profile works with tokens. One that cannot be used needs none.
+/// Whether a profile tokenizes prompts. An invalid profile does not.
 #[must_use]
 pub fn needs_tokens(profile: &NamedProfile) -> bool {
     let checked = Profile::check(&profile.file, &profile.text, &ProfileEnv::default());
@@ -115,13 +126,13 @@ pub fn needs_tokens(profile: &NamedProfile) -> bool {
     checked.is_ok_and(|profile| profile.graph().prepare.iter().any(writes_tokens))
 }
 
-/// A profile that works with tokens serves no model that cannot be tokenized.
-fn must_have_tokens(
+/// Reports a route whose profile needs tokens for a model without a tokenizer.
+fn check_tokenizers(
     route: &RouteSettings,
     span: Span,
     models: &[ModelConfig],
     profiles: &[NamedProfile],
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) {
     let Some(profile) = profiles.iter().find(|profile| profile.name == route.profile) else {
         return;
@@ -129,30 +140,35 @@ fn must_have_tokens(
     if !needs_tokens(profile) {
         return;
     }
-    let is_meant = |model: &&ModelConfig| {
+    let applies = |model: &&ModelConfig| {
         route.model.as_ref().is_none_or(|name| *name == *model.name.as_str())
     };
     let without =
-        models.iter().filter(is_meant).find(|model| model.tokenizer == TokenizerChoice::None);
+        models.iter().filter(applies).find(|model| model.tokenizer == TokenizerChoice::None);
     let message = match without {
         Some(model) => {
-            format!("`{}` needs tokens, and model `{}` has no tokenizer", route.profile, model.name)
+            format!(
+                "profile `{}` needs tokens, but model `{}` has no tokenizer",
+                route.profile, model.name
+            )
         }
         None if models.is_empty() => {
-            format!("`{}` needs tokens, and no model has a tokenizer", route.profile)
+            format!("profile `{}` needs tokens, but no model has a tokenizer", route.profile)
         }
         None => return,
     };
     let cure = format!("give models a `tokenizer`, or use `{TEXT_PROFILE}`, which needs none");
-    notes.problems.push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
+    diagnostics
+        .problems
+        .push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
 }
 
-/// A profile may want no guesses about what pods hold; then every pod must tell.
-pub(crate) fn must_be_heard(
+/// Reports pods without events that a profile with `without_events: refuse` would use.
+pub(crate) fn check_events(
     root: &Node,
     pods: &[PodConfig],
     settings: &Settings,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) {
     let routes = &settings.routes;
     let is_used = |profile: &&NamedProfile| {
@@ -165,26 +181,29 @@ pub(crate) fn must_be_heard(
     let Some(profile) = settings.profiles.iter().filter(is_used).find(refuses) else { return };
     let Some(Yaml::List(entries)) = root.get("pods").map(|node| &node.value) else { return };
     for pod in pods.iter().filter(|pod| pod.events.is_empty()) {
-        let is_its = |entry: &&Node| {
+        let is_entry_of_pod = |entry: &&Node| {
             let url = entry.get("url").and_then(Node::text).unwrap_or_default();
             url.trim_end_matches('/') == pod.url
         };
-        let span = entries.iter().find(is_its).map_or(root.span, |entry| entry.span);
-        let (pod, profile) = (&pod.name, &profile.name);
+        let span = entries.iter().find(is_entry_of_pod).map_or(root.span, |entry| entry.span);
+        let pod = &pod.name;
+        let profile = &profile.name;
         let message =
-            format!("pod `{pod}` sends no cache events, and profile `{profile}` wants no guesses");
-        notes.problems.push(
-            Problem::new(ProblemKind::Conflict, span, message)
-                .cure("give it `events`, or write `without_events: approximate` in the profile"),
-        );
+            format!("profile `{profile}` requires cache events, but pod `{pod}` has no `events`");
+        diagnostics
+            .problems
+            .push(Problem::new(ProblemKind::Conflict, span, message).cure(
+                "give the pod `events`, or set `without_events: approximate` in the profile",
+            ));
     }
 }
 
-fn everything(
+/// The route of all requests, if the file has no `routes`.
+fn default_route(
     root: &Node,
     models: &[ModelConfig],
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<RouteSettings> {
     let has_tokenizer = |model: &ModelConfig| model.tokenizer != TokenizerChoice::None;
     let profile = match &profiles[..] {
@@ -196,9 +215,9 @@ fn everything(
         [only] => only.name.clone(),
         [first, ..] => {
             let span = root.get("profiles").map_or(root.span, |node| node.span);
-            let message = format!("there are {} profiles and no route to any", profiles.len());
-            let cure = format!("say which decides: `routes: [{{profile: {}}}]`", first.name);
-            notes
+            let message = format!("{} profiles are defined, but no route uses any", profiles.len());
+            let cure = format!("choose one: `routes: [{{profile: {}}}]`", first.name);
+            diagnostics
                 .problems
                 .push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
             first.name.clone()
@@ -206,37 +225,38 @@ fn everything(
     };
     let route = RouteSettings { profile, ..RouteSettings::default() };
     let span = root.get("profiles").map_or(root.span, |node| node.span);
-    must_have_tokens(&route, span, models, profiles, notes);
+    check_tokenizers(&route, span, models, profiles, diagnostics);
     Some(route)
 }
 
-/// Every role in a shipped profile that is used needs a pod; the configuration's own profiles were checked for that
-/// where they stand.
-pub(crate) fn must_be_played(
+/// Reports roles of built-in profiles that no pod has. The configuration's own profiles are checked
+/// where they are defined.
+pub(crate) fn check_roles(
     root: &Node,
     roles: Option<Vec<Role>>,
     settings: &Settings,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) {
-    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
+    let env = ProfileEnv { roles, ..ProfileEnv::default() };
     for profile in &settings.profiles {
-        let is_shipped = shipped(&profile.name).is_some_and(|text| text == profile.text);
-        let Err(problems) = Profile::check(&profile.file, &profile.text, &surroundings) else {
+        let is_builtin = builtin_profile(&profile.name).is_some_and(|text| text == profile.text);
+        let Err(problems) = Profile::check(&profile.file, &profile.text, &env) else {
             continue;
         };
-        for problem in problems.all().iter().filter(|_| is_shipped) {
-            let (name, what) = (&profile.name, problem.message());
-            let message = format!("the shipped profile `{name}` does not fit the pods: {what}");
+        for problem in problems.all().iter().filter(|_| is_builtin) {
+            let name = &profile.name;
+            let what = problem.message();
+            let message = format!("built-in profile `{name}` does not match the pods: {what}");
             let span = root.get("pods").map_or(root.span, |node| node.span);
-            notes.problems.push(Problem::new(ProblemKind::NoPodForRole, span, message).cure(
-                "give a pod that role, or route to a profile that fits, as `prefill-decode` fits pods with `role: prefill` \
+            diagnostics.problems.push(Problem::new(ProblemKind::NoPodForRole, span, message).cure(
+                "give a pod that role, or route to a profile that matches, such as `prefill-decode` for pods with `role: prefill` \
                  and `role: decode`",
             ));
         }
     }
 }
 
-/// Puts the profile first that decides about requests which match nothing else.
+/// Moves the profile of the last route, which matches every request, to the front.
 pub(crate) fn default_first(routes: &[RouteSettings], profiles: &mut [NamedProfile]) {
     let Some(last) = routes.last() else { return };
     if let Some(at) = profiles.iter().position(|profile| profile.name == last.profile) {

@@ -1,4 +1,4 @@
-//! Where events come from besides the engines themselves.
+//! `event_sources`: sources of cache events other than the engines themselves.
 
 use wornpath_events::{BrokerStream, SOURCE_KINDS, TransportKind, TransportOrigin};
 use wornpath_routing::document::Node;
@@ -11,40 +11,40 @@ use crate::section::{Section, maps};
 /// A source of events for several pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventSourceConfig {
-    /// What pods call it.
+    /// Its name, which pods use in `events`.
     pub name: String,
-    /// What it is.
+    /// Its kind and address.
     pub kind: SourceKind,
 }
 
-/// What a source of events is.
+/// The kind of an event source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SourceKind {
     /// Sidecars post to the events listener.
     Push {
-        /// What their posts mean.
+        /// Whether their posts are numbered.
         semantics: Semantics,
     },
-    /// A broker that relays fill.
+    /// A broker that relays publish to.
     Broker {
-        /// Which broker: a line of the registry of transports.
+        /// The kind of broker.
         kind: &'static TransportKind,
         /// The server, and the stream, topic or prefix on it.
         address: BrokerStream,
     },
 }
 
-/// What a source's events mean.
+/// The meaning of a source's events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Semantics {
-    /// Numbered without a gap, and copies are counted.
+    /// Numbered without gaps; copies of a block are counted.
     Sequenced,
-    /// A block is there or not.
+    /// A block is present or not; copies are not counted.
     Set,
 }
 
 impl EventSourceConfig {
-    /// What its events mean.
+    /// The meaning of its events.
     #[must_use]
     pub const fn semantics(&self) -> Semantics {
         match self.kind {
@@ -56,40 +56,41 @@ impl EventSourceConfig {
 
 #[rustfmt::skip]
 pub(crate) const SOURCE: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
-    Parameter::required("kind", Takes::OneOf(SOURCE_KINDS), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
-    Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
-    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic, or what its streams' names begin with."),
-    Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
+    Parameter::required("name", Takes::Text, "Its name, which pods use in `events`."),
+    Parameter::required("kind", Takes::OneOf(SOURCE_KINDS), "`push`: sidecars post to `listen.events`, or stream to it over gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` publishes to."),
+    Parameter::optional("url", Takes::Text, "Address of the broker, such as `nats://10.0.0.9:4222`."),
+    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic; for Redis the prefix of its stream names."),
+    Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without gaps; if so, copies of blocks are counted."),
 ];
 
 pub(crate) fn sources(
     root: &Node,
     listen: &Listen,
-    notes: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Vec<EventSourceConfig> {
-    let (mut sources, mut names) = (Vec::new(), Vec::new());
-    for entry in maps(root, "event_sources", &mut notes.problems) {
-        let section = Section::read(entry, SOURCE, &[], &mut notes.problems);
+    let mut sources = Vec::new();
+    let mut names = Vec::new();
+    for entry in maps(root, "event_sources", &mut diagnostics.problems) {
+        let section = Section::read(entry, SOURCE, &[], &mut diagnostics.problems);
         let name: String = section.or("name", String::new());
-        notes.only_once(&mut names, "event source", &name, section.at("name"));
+        diagnostics.check_unique(&mut names, "event source", &name, section.at("name"));
         let kind = section.maybe::<&'static str>("kind").and_then(TransportKind::named);
         let Some(kind) = kind else { continue };
         let kind = if kind.origin == TransportOrigin::Broker {
             if !kind.is_built_in() {
-                not_built_in(&section, kind.name, notes);
+                not_built_in(&section, kind.name, diagnostics);
             }
             let stream = section.or("stream", String::new());
-            let url = url(&section, kind.name, notes);
+            let url = url(&section, kind.name, diagnostics);
             SourceKind::Broker { kind, address: BrokerStream { url, stream } }
         } else {
             if listen.events.is_none() {
                 let problem = Problem::new(
                     ProblemKind::MissingDependency,
                     section.at("kind"),
-                    "sidecars have nowhere to post to",
+                    "a `push` source needs `listen.events`, which is not set",
                 );
-                notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
+                diagnostics.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
             }
             let semantics =
                 if section.or("numbered", false) { Semantics::Sequenced } else { Semantics::Set };
@@ -100,26 +101,26 @@ pub(crate) fn sources(
     sources
 }
 
-/// Brokers are for fleets of routers; most builds do without their clients.
-fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Diagnostics) {
-    let message = format!("this build of wornpath cannot read from `{kind}`");
+/// Reports a broker whose client is not compiled in.
+fn not_built_in(section: &Section<'_>, kind: &str, diagnostics: &mut Diagnostics) {
+    let message = format!("this build has no support for `{kind}`");
     let problem = Problem::new(ProblemKind::MissingDependency, section.at("kind"), message);
-    notes.problems.push(problem.cure(format!("build it with `--features {kind}`")));
+    diagnostics.problems.push(problem.cure(format!("build it with `--features {kind}`")));
 }
 
-fn url(section: &Section<'_>, scheme: &str, notes: &mut Diagnostics) -> String {
+fn url(section: &Section<'_>, scheme: &str, diagnostics: &mut Diagnostics) -> String {
     let example = format!("give `url: {scheme}://host:port`");
     let Some(url) = section.maybe::<String>("url") else {
-        let message = format!("a `{scheme}` source needs `url`, which is not given");
-        notes.problems.push(
+        let message = format!("a `{scheme}` source needs `url`, which is not set");
+        diagnostics.problems.push(
             Problem::new(ProblemKind::MissingParameter, section.span(), message).cure(example),
         );
         return String::new();
     };
     if !url.starts_with(&format!("{scheme}://")) {
-        notes.shown_address(&url, section.at("url"));
-        let message = format!("`url` of a `{scheme}` source does not begin with `{scheme}://`");
-        notes.problems.push(
+        diagnostics.shown_address(&url, section.at("url"));
+        let message = format!("`url` of a `{scheme}` source does not start with `{scheme}://`");
+        diagnostics.problems.push(
             Problem::new(ProblemKind::BadParameter, section.at("url"), message).cure(example),
         );
     }

@@ -130,7 +130,7 @@ fn invalid_input_is_refused_before_anything_is_sent() {
         "{output:?}"
     );
     let output = other.run_at(&["ftp://engine"], &["--resume"]);
-    assert!(output.error.contains("does not begin with `http://`"), "{output:?}");
+    assert!(output.error.contains("does not start with `http://`"), "{output:?}");
     let output = other.run_at(&["http://user:private@engine"], &["--resume"]);
     assert!(output.error.contains("a user or a password"), "{output:?}");
     assert!(!output.error.contains("private"), "{output:?}");
