@@ -1,8 +1,8 @@
 //! The state of the admin plane.
 
 use crate::access::AdminAccess;
-use crate::live::LiveViewers;
 use crate::recent::RecentDecisions;
+use crate::viewers::LiveViewers;
 use std::sync::Arc;
 use wornpath_gateway::Gateway;
 use wornpath_gateway::fleet::reload::RunningConfig;

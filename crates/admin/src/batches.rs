@@ -1,6 +1,6 @@
 //! The plans of batches.
 
-use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 
 pub(crate) fn forest(call: &AdminCall<'_>) -> AdminResult {
     let gateway = &call.admin.gateway;

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng};
 
+use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::recent;
-use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use wornpath_config::CacheSharing;
 use wornpath_gateway::Api;
 use wornpath_gateway::proxy::gateway::Gateway;

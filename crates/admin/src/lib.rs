@@ -8,6 +8,7 @@
 mod access;
 mod admin;
 mod batches;
+mod call;
 mod decisions;
 mod live;
 mod openapi;
@@ -21,10 +22,11 @@ mod setup;
 mod snapshot;
 mod start;
 mod table;
+mod viewers;
 
 pub use access::{AdminAccess, AdminAccessError};
 pub use admin::{Admin, Logging};
-pub use openapi::description;
 pub use recent::RecentDecisions;
+pub use routes::description;
 pub use serve::serve;
 pub use start::{AdminContext, Setup, StartError, start, start_with};

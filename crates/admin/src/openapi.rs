@@ -6,13 +6,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::routes::{AdminBody, AdminRoute, ROUTES};
+use crate::call::{AdminBody, AdminRoute};
 
-/// OpenAPI 3.1, as JSON.
-#[must_use]
-pub fn description() -> Value {
+/// OpenAPI 3.1 of these endpoints, as JSON.
+pub(crate) fn describe(routes: &[AdminRoute]) -> Value {
     let mut paths = Map::new();
-    for route in ROUTES {
+    for route in routes {
         let path = paths.entry(route.path.0).or_insert_with(|| json!({}));
         path[route.method.word()] = operation(route);
     }

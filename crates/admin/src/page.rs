@@ -9,14 +9,7 @@ use hyper::header::{
     X_FRAME_OPTIONS,
 };
 
-use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
-
-/// A file of the dashboard.
-#[derive(Clone, Copy)]
-pub(crate) struct Asset {
-    pub(crate) kind: &'static str,
-    pub(crate) text: &'static str,
-}
+use crate::call::{AdminCall, AdminError, AdminReply, AdminResult, Asset};
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";

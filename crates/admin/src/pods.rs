@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use wornpath_events::{ApproximateSize, PodStatus, SourceError};
 
-use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use wornpath_gateway::fleet::block_size::{mismatch, model_of};
 use wornpath_gateway::fleet::ownership::PodOwner;
 use wornpath_gateway::fleet::reload::{AddPodError, RunningConfig};

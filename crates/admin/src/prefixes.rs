@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use wornpath_index::{PrefixLimits, PrefixRun};
 
-use crate::routes::{AdminCall, AdminReply, AdminResult};
+use crate::call::{AdminCall, AdminReply, AdminResult};
 
 /// Maximum number of blocks visited over all pods: tens of milliseconds, off the request path.
 const MOST_BLOCKS: usize = 200_000;

@@ -1,107 +1,22 @@
 //! The endpoints of the admin plane, as a table that is served and from which the OpenAPI
 //! description is generated.
 
-use hyper::Method;
 use serde_json::Value;
 
-use std::sync::Arc;
-
-use crate::admin::Admin;
-use crate::live::{self, LiveStream};
-use crate::page::{self, Asset};
+use crate::call::Verb::{self, Delete, Get, Post, Put};
+use crate::call::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute};
 use crate::table::Pattern;
-use crate::{batches, decisions, pods, prefixes, setup};
+use crate::viewers::TooManyViewers;
+use crate::{batches, decisions, live, openapi, page, pods, prefixes, setup};
 
-/// The format of a body.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AdminBody {
-    Json,
-    /// The Prometheus text format in responses, YAML in requests.
-    Text,
-    /// Server-sent events, until the client disconnects.
-    Stream,
-    /// A file of the dashboard.
-    Asset,
+/// The OpenAPI description of the admin plane.
+#[must_use]
+pub fn description() -> Value {
+    openapi::describe(ROUTES)
 }
 
-/// HTTP methods of the admin plane.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verb {
-    Get,
-    Post,
-    Put,
-    Delete,
-}
-
-impl Verb {
-    pub(crate) const fn method(self) -> Method {
-        match self {
-            Self::Get => Method::GET,
-            Self::Post => Method::POST,
-            Self::Put => Method::PUT,
-            Self::Delete => Method::DELETE,
-        }
-    }
-
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::Post => "post",
-            Self::Put => "put",
-            Self::Delete => "delete",
-        }
-    }
-}
-
-/// A request to the admin plane.
-pub(crate) struct AdminCall<'a> {
-    pub(crate) admin: &'a Arc<Admin>,
-    /// The name in the path.
-    pub(crate) name: &'a str,
-    pub(crate) query: &'a str,
-    pub(crate) body: &'a [u8],
-}
-
-/// A response.
-pub(crate) enum AdminReply {
-    Json(Value),
-    Text(String),
-    Stream(LiveStream),
-    Asset(Asset),
-}
-
-/// An error response.
-pub(crate) struct AdminError {
-    pub(crate) status: u16,
-    pub(crate) message: String,
-    pub(crate) problems: Option<Value>,
-}
-
-impl AdminError {
-    pub(crate) fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), problems: None }
-    }
-}
-
-pub(crate) type AdminResult = Result<AdminReply, AdminError>;
-
-/// One endpoint.
-#[derive(Clone, Copy)]
-pub(crate) struct AdminRoute {
-    pub(crate) method: Verb,
-    pub(crate) path: Pattern,
-    pub(crate) id: &'static str,
-    pub(crate) summary: &'static str,
-    /// Description of `{name}` in the path.
-    pub(crate) named: &'static str,
-    /// The query parameter and its description.
-    pub(crate) query: Option<(&'static str, &'static str)>,
-    /// The format and the description of the request body.
-    pub(crate) takes: Option<(AdminBody, &'static str)>,
-    pub(crate) answers: AdminBody,
-    /// The schema of a JSON response: a name in `schemas.json`, or a type.
-    pub(crate) schema: &'static str,
-    pub(crate) answer: fn(&AdminCall<'_>) -> AdminResult,
+fn get_description(_: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(description()))
 }
 
 const fn route(
@@ -142,13 +57,10 @@ impl AdminRoute {
 
 /// Streams a snapshot every second.
 fn live(call: &AdminCall<'_>) -> AdminResult {
-    let full = |live::TooManyViewers| {
-        AdminError::new(503, "too many dashboards are open; close another one")
-    };
+    let full =
+        |TooManyViewers| AdminError::new(503, "too many dashboards are open; close another one");
     live::watch(call.admin).map(AdminReply::Stream).map_err(full)
 }
-
-use Verb::{Delete, Get, Post, Put};
 
 /// All endpoints.
 #[rustfmt::skip]
@@ -177,5 +89,5 @@ pub(crate) const ROUTES: &[AdminRoute] = &[
     returning("LogLevel", route(Get, "/log-level", "getLogLevel", "The log level.", setup::log_level)),
     returning("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Set the log level.", setup::set_log_level), AdminBody::Json, "`{\"level\": \"debug\"}`")),
     AdminRoute { answers: AdminBody::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
-    returning("object", route(Get, "/openapi.json", "getDescription", "This description.", setup::description)),
+    returning("object", route(Get, "/openapi.json", "getDescription", "This description.", get_description)),
 ];

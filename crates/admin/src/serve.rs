@@ -15,11 +15,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::admin::Admin;
-use crate::live::LiveStream;
+use crate::call::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute};
 use crate::page::protect;
-use crate::routes;
+use crate::routes::ROUTES;
 use crate::table::{RouteMatch, find};
-use routes::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute, ROUTES};
+use crate::viewers::LiveStream;
 use wornpath_gateway::listener;
 use wornpath_gateway::listener::set_user_timeout;
 use wornpath_gateway::watchdog::heartbeat::named;

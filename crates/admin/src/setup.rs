@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
 
-use crate::openapi;
-use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use wornpath_config::{Config, RelativePaths};
 use wornpath_gateway::http::metrics_page;
 
@@ -121,10 +120,6 @@ pub(crate) fn set_log_level(call: &AdminCall<'_>) -> AdminResult {
 pub(crate) fn metrics(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
     Ok(AdminReply::Text(metrics_page::page(&call.admin.gateway, running.metrics())))
-}
-
-pub(crate) fn description(_: &AdminCall<'_>) -> AdminResult {
-    Ok(AdminReply::Json(openapi::description()))
 }
 
 fn text<'a>(call: &AdminCall<'a>) -> Result<&'a str, AdminError> {

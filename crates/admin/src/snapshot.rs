@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
-use crate::live::{Between, RateWindow};
+use crate::viewers::{Between, RateWindow};
 use crate::{pods, recent};
 use wornpath_gateway::observe::metrics::totals::Figures;
 use wornpath_gateway::proxy::gateway::{Gateway, Readiness};

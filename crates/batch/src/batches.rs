@@ -7,6 +7,7 @@ use crate::temp_files::TempFiles;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use wornpath_config::BatchRules;
 use wornpath_gateway::proxy::worker::Worker;
@@ -16,6 +17,8 @@ use wornpath_jobs::{RunControl, Store, StoreError};
 use wornpath_planner::OnlinePriority;
 use wornpath_routing::Name;
 
+/// Polling interval.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of batches that run at the same time.
 pub(crate) const MAX_RUNNING: usize = 4;
 /// Maximum concurrent uploads: each has a thread that writes it.

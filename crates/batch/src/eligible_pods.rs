@@ -4,10 +4,9 @@
 //! A new pod, which includes the replacement of an old one, has no part in the plan: so after a
 //! while the rest of the batch is planned again.
 
-use crate::batches::Batches;
+use crate::batches::{Batches, PAUSE};
 use crate::engines::{PlannedPod, PlannedPods};
 use crate::model::BatchModel;
-use crate::task::PAUSE;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;

@@ -2,14 +2,13 @@
 //!
 //! The task of a batch registers its plan here; only the batch itself is read from the store.
 
-use crate::batches::Batches;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use wornpath_gateway::proxy::unix_time;
 use wornpath_index::Moment;
-use wornpath_jobs::{Batch, RunProgress};
+use wornpath_jobs::{Batch, RunProgress, Store};
 use wornpath_planner::{Plan, Queue};
 
 /// Number of finished batches that are still shown.
@@ -81,13 +80,12 @@ pub(crate) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
     })
 }
 
-impl Batches {
+impl Overview {
     /// Running batches, the newest first, then those that finished last. Batches that the store
     /// cannot read are omitted.
-    pub(crate) fn overview(&self, now: Moment) -> Vec<Value> {
-        let running: Vec<String> = self.running().keys().cloned().collect();
-        let ended: Vec<_> = self.overview.known().ended.iter().cloned().collect();
-        let stored = |id: &String| self.store.batch(id).ok();
+    pub(crate) fn list(&self, running: &[String], store: &dyn Store, now: Moment) -> Vec<Value> {
+        let ended: Vec<_> = self.known().ended.iter().cloned().collect();
+        let stored = |id: &String| store.batch(id).ok();
         let mut batches: Vec<Batch> = running.iter().filter_map(stored).collect();
         batches.sort_by_key(|batch| std::cmp::Reverse((batch.created_at(), batch.id.clone())));
         let running = batches.iter().map(|batch| self.shown(batch, now));
@@ -101,7 +99,7 @@ impl Batches {
 
     /// The prefix forest of a batch's plan, if it runs or was among the last to finish.
     pub(crate) fn forest(&self, id: &str) -> Option<Arc<Value>> {
-        let known = self.overview.known();
+        let known = self.known();
         let ended = || known.ended.iter().find(|(ended, _)| ended == id)?.1.as_ref();
         let plan = known.running.get(id).map(|running| &running.plan).or_else(ended);
         plan.map(|plan| Arc::clone(&plan.forest))
@@ -119,7 +117,7 @@ impl Batches {
             "output_tokens": batch.usage.output,
             "expires_in_seconds": batch.expires_at.saturating_sub(unix_time()),
         });
-        if let Some(running) = self.overview.known().running.get(&batch.id) {
+        if let Some(running) = self.known().running.get(&batch.id) {
             let progress = running.progress.borrow();
             shown["plan"] = running.plan.figures.clone();
             shown["in_flight"] = progress.in_flight.into();

@@ -45,11 +45,12 @@ impl LocalApi for Batches {
     }
 
     fn overview(&self, now: Moment) -> Value {
-        self.overview(now).into()
+        let running: Vec<String> = self.running().keys().cloned().collect();
+        self.overview.list(&running, &*self.store, now).into()
     }
 
     fn forest(&self, batch: &str) -> Option<Value> {
-        self.forest(batch).map(|forest| Value::clone(&forest))
+        self.overview.forest(batch).map(|forest| Value::clone(&forest))
     }
 }
 

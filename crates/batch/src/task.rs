@@ -1,7 +1,7 @@
 //! The task of a batch: reads the input, plans, runs and finalizes it; and resumes it after a
 //! restart.
 
-use crate::batches::Batches;
+use crate::batches::{Batches, PAUSE};
 use crate::eligible_pods::{pods, wait_until_outdated};
 use crate::engines::is_serving;
 use crate::file_reader::{StoredBytes, StoredLines};
@@ -32,8 +32,6 @@ use wornpath_routing::Role;
 const SHOWN: usize = 100;
 /// Assumed output length of a line without a maximum.
 const OUTPUT_TOKENS: usize = 256;
-/// Polling interval.
-pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Polling interval for a lease that another gateway holds.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long to wait for a serving pod if the fleet has only pods of other roles.
