@@ -254,7 +254,7 @@ fn requests_of_every_api_are_explained_for_known_tenants_only() {
         assert!(answer["outcome"]["plan"].is_object(), "{path}: {answer}");
     }
     let body = json!({"model": "m", "prompt": "a"});
-    for (name, value) in [("tenant", json!("nobody")), ("tenant", json!(5)), ("path", json!(5))] {
+    for (name, value) in [("tenant", json!("unknown")), ("tenant", json!(5)), ("path", json!(5))] {
         let mut asked = json!({"path": "/v1/completions", "body": body});
         asked[name] = value;
         let (status, answer) = ask(asked);

@@ -19,7 +19,8 @@ fn anywhere() -> Addresses {
 #[test]
 fn pods_follow_a_discovery_file_and_an_invalid_file_changes_nothing() {
     let folder = folder("with_a_file");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text = "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:2\", name: a}]\n").unwrap();
@@ -40,7 +41,7 @@ fn pods_follow_a_discovery_file_and_an_invalid_file_changes_nothing() {
     );
     fs::write(&path, "pods: [{url: \"http://127.0.0.1:1\", name: listed}]\n").unwrap();
     router.services.running.reload().unwrap();
-    router.until("nobody looks for pods any more", |router| router.pods() == ["listed"]);
+    router.until("the discovery source is removed", |router| router.pods() == ["listed"]);
 }
 
 /// Names and ports of the pods that are there, in order.
@@ -67,7 +68,8 @@ fn list(pods: &[(&str, u16)]) -> String {
 #[test]
 fn pods_take_over_each_others_addresses() {
     let folder = folder("each_others");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
     let router = TestRouter::start(&path);
@@ -81,7 +83,8 @@ fn pods_take_over_each_others_addresses() {
 #[test]
 fn a_drained_pod_whose_entry_changes_stays_drained() {
     let folder = folder("stays_drained");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
     let router = TestRouter::start(&path);
@@ -121,7 +124,8 @@ fn a_pod_that_an_operator_added_in_place_of_a_listed_one_stays() {
 #[test]
 fn a_pod_that_could_not_be_added_is_added_as_soon_as_possible() {
     let folder = folder("as_soon_as_it_can");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text = "listen: {admin: \"127.0.0.1:0\"}\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, list(&[("a", 1)])).unwrap();
@@ -142,14 +146,15 @@ fn a_pod_that_could_not_be_added_is_added_as_soon_as_possible() {
 #[test]
 fn a_new_configuration_reads_the_discovery_file_at_once() {
     let folder = folder("read_again");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
-    // Nobody waits for the next look.
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
+    // Without waiting for the next poll.
     let text = "discovery: [{file: pods.yaml, every: 1h}]\nmodels: [{name: m}]\n";
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:1\", name: a, model: new}]\n").unwrap();
     let router = TestRouter::start(&path);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&router), Vec::<String>::new(), "nobody knows its model");
+    assert_eq!(ports(&router), Vec::<String>::new(), "its model is not configured");
     fs::write(&path, text.replace("[{name: m}]", "[{name: m}, {name: new}]")).unwrap();
     router.services.running.reload().unwrap();
     router.until("its model is known", |router| ports(router) == ["a@1"]);
@@ -157,10 +162,11 @@ fn a_new_configuration_reads_the_discovery_file_at_once() {
 
 #[test]
 fn pods_stay_while_any_discovery_source_lists_them() {
-    let folder = folder("any_finder");
-    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let folder = folder("any_discovery_source");
+    let path = folder.join("wornpath.yaml");
+    let pods = folder.join("pods.yaml");
     let text =
-        |finders: &str| format!("listen: {{admin: \"127.0.0.1:0\"}}\ndiscovery: [{finders}]\n");
+        |sources: &str| format!("listen: {{admin: \"127.0.0.1:0\"}}\ndiscovery: [{sources}]\n");
     fs::write(&path, text("{file: pods.yaml, every: 50ms}")).unwrap();
     fs::write(&pods, list(&[("a", 1), ("b", 2)])).unwrap();
     fs::write(folder.join("others.yaml"), list(&[("c", 3)])).unwrap();
@@ -169,15 +175,16 @@ fn pods_stay_while_any_discovery_source_lists_them() {
     router.until("a and b have come", |router| ports(router) == ["a@1", "b@2"]);
     // A pod that came anew would have another place in the index.
     let id = |name: &str| router.gateway.snapshot().named(name).map(|entry| entry.pod.id());
-    let (a, b) = (id("a"), id("b"));
-    for finders in [
+    let a = id("a");
+    let b = id("b");
+    for sources in [
         "{file: pods.yaml, every: 60ms}",
         "{file: others.yaml, every: 50ms}, {file: pods.yaml, every: 60ms}",
     ] {
-        fs::write(&path, text(finders)).unwrap();
+        fs::write(&path, text(sources)).unwrap();
         router.services.running.reload().unwrap();
         for _ in 0..30 {
-            assert_eq!((id("a"), id("b")), (a, b), "{finders}");
+            assert_eq!((id("a"), id("b")), (a, b), "{sources}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -185,10 +192,10 @@ fn pods_stay_while_any_discovery_source_lists_them() {
     fs::write(&path, text("{file: moved.yaml, every: 50ms}")).unwrap();
     router.services.running.reload().unwrap();
     router.until("b has moved and c is not found", |router| ports(router) == ["a@1", "b@20"]);
-    assert_eq!(id("a"), a, "another finder finds it as it was");
+    assert_eq!(id("a"), a, "another discovery source lists it unchanged");
     fs::write(&path, text("{file: nowhere.yaml, every: 50ms}")).unwrap();
     router.services.running.reload().unwrap();
-    router.until("nobody finds any", |router| ports(router).is_empty());
+    router.until("no discovery source lists any", |router| ports(router).is_empty());
 }
 
 #[test]
