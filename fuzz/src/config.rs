@@ -24,7 +24,7 @@ impl Environment for AnyFile {
         Ok(builtin_profile(TEXT_PROFILE).unwrap_or_default().to_owned())
     }
 
-    fn place(&self, path: &Path) -> Option<PathBuf> {
+    fn output_path(&self, path: &Path) -> Option<PathBuf> {
         Some(path.to_owned())
     }
 

@@ -127,8 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_be_reached_needs_a_token() {
-        let (here, anywhere) = ("[::1]:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
+    fn a_listener_that_other_machines_can_reach_needs_a_token() {
+        let here = "[::1]:1".parse().unwrap();
+        let anywhere = "0.0.0.0:1".parse().unwrap();
         assert!(AdminAccess::new(here, None, None).is_ok());
         let refusal = AdminAccess::new(anywhere, None, None).unwrap_err().to_string();
         assert!(refusal.starts_with("admin listener 0.0.0.0:1: reachable"), "{refusal}");

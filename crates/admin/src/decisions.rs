@@ -43,21 +43,21 @@ fn number<T: FromStr>(call: &AdminCall<'_>, name: &str) -> Result<Option<T>, Adm
 }
 
 pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
-    let asked = tree(call.body)
+    let input = tree(call.body)
         .map_err(|error| AdminError::new(400, format!("invalid JSON body: {error}")))?;
-    let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
+    let Some(body) = input.get("body").filter(|body| body.is_object()) else {
         return Err(AdminError::new(
             400,
             "`body` is required: the request body as a client would send it",
         ));
     };
-    let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
+    let path = text(&input, "path")?.unwrap_or("/v1/chat/completions");
     let mut read = read(Api::at(path), &body.to_string().into()).map_err(|refusal| {
         AdminError::new(400, format!("`body` is not a valid request: {}", refusal.message()))
     })?;
     let gateway = &call.admin.gateway;
-    read.request.headers = headers(&asked["headers"])?;
-    if let Some(name) = text(&asked, "tenant")? {
+    read.request.headers = headers(&input["headers"])?;
+    if let Some(name) = text(&input, "tenant")? {
         let settings = gateway.settings();
         let tenant =
             settings.tenants.iter().find(|tenant| tenant.name == *name).ok_or_else(|| {

@@ -12,7 +12,7 @@ pub trait Environment {
     fn text(&self, path: &Path) -> io::Result<String>;
 
     /// The path of a file that may not exist yet; `None` if its folder does not exist.
-    fn place(&self, path: &Path) -> Option<PathBuf>;
+    fn output_path(&self, path: &Path) -> Option<PathBuf>;
 
     /// Whether a path is a folder; `None` if it does not exist.
     fn is_folder(&self, path: &Path) -> Option<bool>;
@@ -44,7 +44,7 @@ impl Environment for RelativePaths {
         fs::read_to_string(self.path(path))
     }
 
-    fn place(&self, path: &Path) -> Option<PathBuf> {
+    fn output_path(&self, path: &Path) -> Option<PathBuf> {
         let path = self.path(path);
         let folder = path.parent()?;
         (folder.as_os_str().is_empty() || folder.is_dir()).then_some(path)

@@ -38,7 +38,7 @@ impl PodConfig {
     }
 
     fn rank(&self, rank: Option<u32>) -> PodSettings {
-        let [host, rack, zone, region] = self.place.clone().map(|name| name.map(Into::into));
+        let [host, rack, zone, region] = self.topology.clone().map(|name| name.map(Into::into));
         let names = |names: &[String]| names.iter().map(|name| name.as_str().into()).collect();
         let name = rank.map_or_else(|| self.name.clone(), |rank| format!("{}/{rank}", self.name));
         let plain = PodSettings::at(&self.url);

@@ -3,7 +3,7 @@
 import { bar, cell, count, empty, focusSoon, h, micros, table } from "./draw.js";
 import { get } from "./stream.js";
 
-// Which one is open stands in the address, so that it can be sent to somebody: `#decisions/…`, as it is escaped there.
+// Which one is open stands in the address, so that the link can be shared: `#decisions/…`, as it is escaped there.
 const asked = () => location.hash.split("/")[1];
 const addressOf = (id) => `#decisions/${encodeURIComponent(id)}`;
 
@@ -13,7 +13,7 @@ function enter(state) {
   if (ui.decision?.id === id) return;
   const before = ui.decision?.id;
   ui.decision = id ? { id } : undefined;
-  // Back to where it was opened, unless somebody came from elsewhere on the page.
+  // Back to where it was opened, unless the user came from elsewhere on the page.
   if (id || document.querySelector(".panel")?.contains(document.activeElement)) {
     focusSoon(id ? ".panel" : `.link[href="#decisions/${CSS.escape(before)}"]`);
   }
@@ -68,7 +68,7 @@ function stepOf(step) {
   const order = step.candidates.slice().sort((a, b) =>
     Number(Boolean(a.dropped)) - Number(Boolean(b.dropped)) || (b.total ?? -Infinity) - (a.total ?? -Infinity));
   const filters = step.filters.map((filter) => h("li", {}, h("b", {}, filter.name),
-    ` dropped ${filter.dropped}`, filter.on_empty ? `, nobody left: ${filter.on_empty}` : "", h("small", {}, micros(filter.took_us))));
+    ` dropped ${filter.dropped}`, filter.on_empty ? `, none left: ${filter.on_empty}` : "", h("small", {}, micros(filter.took_us))));
   const scorers = step.scorers.map((scorer, at) => h("li", {}, h("i", { class: `part key s${at % 5}` }), h("b", {}, scorer.name),
     ` × ${scorer.weight}`, h("small", {}, micros(scorer.took_us))));
   const pick = step.pick && h("li", {}, h("b", {}, step.pick.name), ` picked ${step.pick.pod}`,
@@ -109,7 +109,7 @@ function panel(state) {
     body);
 }
 
-// The list stands still while somebody is at it: new rows would take the one away that is aimed at. A finger that
+// The list stands still while the user points at it: new rows would take the one away that is aimed at. A finger that
 // was lifted is still "hovering", so only a mouse counts.
 function steady(ui, all) {
   if (ui.paused) return [ui.paused, "paused"];

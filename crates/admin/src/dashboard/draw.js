@@ -35,7 +35,7 @@ export function patch(there, wanted) {
   }
   if (there.style && there.style.cssText !== wanted.style.cssText) there.style.cssText = wanted.style.cssText;
   for (const name of HANDLERS) there[name] = wanted[name];
-  // What somebody is writing stays theirs.
+  // Keeps what the user is typing.
   if (there.nodeName === "TEXTAREA" || there.nodeName === "INPUT") return;
   patchChildren(there, [...wanted.childNodes]);
 }

@@ -33,7 +33,7 @@ export const events = {
     const heads = [["Pod"], ["State"], ["Confidence", "number"], ["Behind", "number"], ["Heard", "number"], ["Blocks/s", "number"], ["Applied", "number"], ["What happened"]];
     return h("div", {},
       h("h1", {}, "Event sources"),
-      pods.length ? table(heads, pods.map(row), "cards") : empty("There are no pods, so nobody sends events."),
+      pods.length ? table(heads, pods.map(row), "cards") : empty("There are no pods, so there are no event sources."),
       strangers ? h("p", { class: "warn" }, `${count(strangers)} things were said of pods that are not in the fleet: is a pod missing from the configuration, or named otherwise by its source?`) : null);
   },
 };

@@ -46,7 +46,7 @@ const kindOf = ({ health, breaker }) =>
   health === "down" ? "bad" : health === "up" && breaker === "closed" ? "good" : "warn";
 const isUp = (pod) => pod.health === "up";
 
-// What somebody should look at, each in one sentence.
+// Warnings, each in one sentence.
 export function concerns({ pods, is_config_refused: refused }) {
   const said = [];
   if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
@@ -102,7 +102,7 @@ function row(pod, most) {
 }
 
 // The names of pods in the order of a large fleet: what wants a look first, then the busiest. It stands for some
-// seconds unless a pod fails or recovers, and for as long as somebody points at it.
+// seconds unless a pod fails or recovers, and for as long as the user points at it.
 function order(ui, pods) {
   const now = performance.now();
   const kinds = pods.map(kindOf).join();

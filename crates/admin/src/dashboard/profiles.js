@@ -33,7 +33,7 @@ const bottom = (boxes, y) => (boxes.length ? y + boxes.length * (HEIGHT + GAP) :
 // Places for everything: preparers, slots, then for each step its filters, scorers and picker, and last what holds.
 function layout(graph) {
   const top = 46;
-  // What a picker writes and nobody reads is its decision, which the graph shows anyway.
+  // A value that a picker writes and no plugin reads is its decision, which the graph shows anyway.
   const cards = [...graph.prepare, ...graph.steps.flatMap((step) => step.plugins), ...graph.hold];
   const slots = [...new Set([...graph.prepare.flatMap((card) => card.writes), ...cards.flatMap((card) => card.reads)])];
   const boxes = [...column(graph.prepare, 0, top, "plugin"), ...column(slots.map((plugin) => ({ plugin, reads: [], writes: [] })), COLUMN, top, "slot")];

@@ -41,7 +41,7 @@ export const get = async (path) => (await soon(ask(path))).json();
 export const post = async (path, body, type) =>
   (await ask(path, { method: "POST", body, headers: { "content-type": type } })).json();
 
-// Comes when somebody looks at the page.
+// Connects when the page becomes visible.
 const inSight = () => new Promise((seen) => {
   const look = () => {
     if (document.hidden) return;
@@ -53,7 +53,7 @@ const inSight = () => new Promise((seen) => {
 });
 
 // Snapshots for as long as the page lives and is looked at: `tell` gets each, `trouble` what is wrong meanwhile. A
-// browser has few connections to a router, and a tab that nobody looks at needs none.
+// browser has few connections to a router, and a hidden tab needs none.
 export async function follow(tell, trouble) {
   for (let pause = 500; ; pause = Math.min(5000, pause * 2)) {
     await inSight();

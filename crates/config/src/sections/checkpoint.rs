@@ -23,7 +23,7 @@ pub(crate) fn checkpoint(root: &Node, diagnostics: &mut Diagnostics) -> Option<C
     diagnostics.check_nonzero(&section, "every");
     let written: String = section.maybe("file")?;
     let is_folder = diagnostics.environment.is_folder(Path::new(&written)) == Some(true);
-    let path = diagnostics.environment.place(Path::new(&written)).filter(|_| !is_folder);
+    let path = diagnostics.environment.output_path(Path::new(&written)).filter(|_| !is_folder);
     let Some(file) = path else {
         let why = if is_folder { "which is a folder" } else { "whose folder does not exist" };
         let message = format!("`file` of `checkpoint` is `{written}`, {why}");

@@ -47,7 +47,7 @@ pub struct PodConfig {
     /// How many tokens its KV cache holds.
     pub kv_tokens: Option<u64>,
     /// Its topology: host, rack, zone, region.
-    pub place: [Option<String>; 4],
+    pub topology: [Option<String>; 4],
     /// The URL of its metrics; by default `/metrics` at its address.
     pub metrics: Option<String>,
     /// The bootstrap port for KV transfer, if not the default.
@@ -320,7 +320,7 @@ pub(crate) fn facts(
         speed: section.maybe::<&'static str>("speed").map(str::to_owned),
         context_tokens: section.maybe("context_tokens"),
         kv_tokens: section.maybe("kv_tokens"),
-        place: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
+        topology: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
         metrics: metrics(section, diagnostics),
         key_file: key_file(section, diagnostics),
         bootstrap_port: section
@@ -344,8 +344,10 @@ fn metrics(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<Strin
 /// The path of a pod's key file, if it has one that can be read.
 fn key_file(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<PathBuf> {
     let file: String = section.maybe("key_file")?;
-    let path =
-        diagnostics.environment.place(Path::new(&file)).unwrap_or_else(|| PathBuf::from(&file));
+    let path = diagnostics
+        .environment
+        .output_path(Path::new(&file))
+        .unwrap_or_else(|| PathBuf::from(&file));
     diagnostics.files.push(PathBuf::from(&file));
     match authorization(&path) {
         Ok(_) => Some(path),
