@@ -1,5 +1,6 @@
-//! Faults that tests inject: a thread that never comes back. Only debug builds have them, and only where
-//! `WORNPATH_TEST_FAULTS` is set.
+//! Fault injection for tests of the watchdog: threads that hang.
+//!
+//! Only debug builds contain it, and it acts only if `WORNPATH_TEST_FAULTS` is set.
 
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
@@ -11,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use wornpath_index::{CacheEvent, EngineHash, Tier};
 
-/// Names the fault in a request.
+/// The request header that names the fault.
 const HEADER: &str = "x-wornpath-test-fault";
 
 static ACCEPT_STICKS: AtomicBool = AtomicBool::new(false);
@@ -26,36 +27,37 @@ pub(crate) fn inject(worker: &Worker, headers: &HeaderMap) {
         b"stick-worker" => stick(),
         b"stick-accept" => ACCEPT_STICKS.store(true, Relaxed),
         b"stick-events" => stick_events(&worker.gateway),
-        _ => tracing::warn!(?fault, "unknown fault"),
+        _ => tracing::warn!(?fault, "unknown test fault"),
     }
 }
 
-/// Sticks the thread that accepts connections, once that fault was injected.
+/// Blocks the accept thread forever, once that fault is injected.
 pub(crate) fn stick_accept() {
     if ACCEPT_STICKS.load(Relaxed) {
         stick();
     }
 }
 
-/// As a deadlock would.
+/// Blocks the thread forever, as a deadlock would.
 fn stick() {
     loop {
         std::thread::park();
     }
 }
 
-/// Keeps the thread that takes events in at work for minutes, with the ledger of the first pod locked: a batch of
-/// removals of blocks that it never held.
+/// Keeps the background thread busy for minutes while it holds the lock on the first pod's ledger:
+/// a huge batch that removes blocks that the pod never held.
 fn stick_events(gateway: &Arc<Gateway>) {
     let snapshot = gateway.snapshot();
     let Some(entry) = snapshot.entries().first() else { return };
-    let (pod, gateway) = (entry.pod.id(), Arc::clone(gateway));
+    let pod = entry.pod.id();
+    let gateway = Arc::clone(gateway);
     let background = gateway.pods().background().clone();
     let task = TaskName::new(&format!("cache events of {}", entry.pod.facts().name));
     background.spawn(named(task, async move {
         let unknown: Vec<EngineHash> = (0..1 << 16).map(|at| EngineHash(u64::MAX - at)).collect();
         let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &unknown };
-        // An error says that the pod has gone: then nothing sticks.
+        // It fails only if the pod has been removed; then nothing hangs.
         let _ = gateway.pods().index().writer().apply(pod, None, &vec![removed; 1 << 20]);
     }));
 }

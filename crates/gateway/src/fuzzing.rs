@@ -1,5 +1,7 @@
-//! What reads the bytes of clients and engines, so that any bytes can be tried on it: the face of the fuzz targets.
-//! Whoever serves takes them as they come, piece by piece, by the same code.
+//! Entry points for the fuzz targets: the parsers of the bytes that clients and engines send.
+//!
+//! The server feeds the same parsers chunk by chunk as the bytes arrive; here the caller chooses
+//! the chunks.
 
 use crate::dialect::Api;
 use crate::observe::summary::Usage;
@@ -9,43 +11,52 @@ use crate::proxy::usage::UsageScan;
 use bytes::Bytes;
 use wornpath_routing::Request;
 
-/// A part of a form: its name, the name of its file if it is one, and its content.
-pub type FormPart = (String, Option<String>, Vec<u8>);
-
-/// The model that a body names, and what routing is told of it; none if the body is refused.
-#[must_use]
-pub fn client_body(api: Api, body: &Bytes) -> Option<(String, Request)> {
-    read(api, body).ok().map(|read| (read.model, read.request))
+/// A part of a form.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FormPart {
+    /// The name of the form field.
+    pub name: String,
+    /// The file name, if the part is a file.
+    pub filename: Option<String>,
+    /// The bytes of the part that have arrived.
+    pub content: Vec<u8>,
 }
 
-/// What an answer says of its tokens, if it comes in these pieces.
-pub fn usage<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Usage {
+/// The model that a body names, and the input of routing; none if the body is refused.
+#[must_use]
+pub fn client_body(api: Api, body: &Bytes) -> Option<(String, Request)> {
+    read(api, body).ok().map(|parsed| (parsed.model, parsed.request))
+}
+
+/// The token usage that an answer in these chunks reports.
+pub fn usage<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Usage {
     let mut scan = UsageScan::default();
-    pieces.for_each(|piece| scan.feed(piece));
+    chunks.for_each(|chunk| scan.feed(chunk));
     scan.usage()
 }
 
-/// The parts of a form with this boundary that comes in these pieces, the last perhaps not whole.
+/// The parts of a form with this boundary, parsed from these chunks; the last part may be
+/// incomplete.
 ///
 /// # Errors
-/// If it is no form.
+/// If the form is malformed.
 pub fn form<'a>(
     boundary: &str,
-    pieces: impl Iterator<Item = &'a [u8]>,
+    chunks: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Vec<FormPart>, &'static str> {
     let kind = format!("multipart/form-data; boundary={boundary}");
     let mut parser = Multipart::of(&kind).ok_or("no boundary")?;
     let mut events = Vec::new();
-    for piece in pieces {
-        parser.feed(piece, &mut events)?;
+    for chunk in chunks {
+        parser.feed(chunk, &mut events)?;
     }
     let mut parts: Vec<FormPart> = Vec::new();
     for event in events {
         match (event, parts.last_mut()) {
             (MultipartEvent::Part { name, filename }, _) => {
-                parts.push((name, filename, Vec::new()))
+                parts.push(FormPart { name, filename, content: Vec::new() });
             }
-            (MultipartEvent::Data(data), Some((_, _, content))) => content.extend(data),
+            (MultipartEvent::Data(data), Some(part)) => part.content.extend(data),
             (MultipartEvent::Data(_), None) | (MultipartEvent::PartEnd, _) => {}
         }
     }

@@ -131,7 +131,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         "17: malformed and deep JSON is refused in the interface's words, and no breaker counts it",
         &[
             "errors_have_the_form_of_the_clients_api",
-            "what_is_no_json_object_is_refused_at_any_depth",
+            "a_body_that_is_not_a_json_object_is_refused_at_any_depth",
             "refusals_of_bad_requests_open_no_breaker",
         ],
     ),

@@ -1,4 +1,4 @@
-//! OpenAI's `/v1/chat/completions`, and what the dialects that become chats share.
+//! OpenAI's `/v1/chat/completions`, and the functions that the dialects converted to chats share.
 
 use super::Dialect;
 use bytes::Bytes;
@@ -34,7 +34,7 @@ impl Dialect for Chat {
     }
 }
 
-/// A chat whose messages come after those `before`.
+/// A chat of the messages in `before`, followed by those in the body.
 pub(super) fn conversation(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
     if let Some(Value::Array(messages)) = fields.remove("messages") {
         if before.is_empty() {

@@ -1,4 +1,4 @@
-//! OpenAI's `/v1/completions`: a prompt of text or token ids, or several.
+//! OpenAI's `/v1/completions`: one prompt or a list of prompts, each of text or token ids.
 
 use super::Dialect;
 use serde_json::{Map, Value};
@@ -21,19 +21,19 @@ impl Dialect for Completions {
     }
 
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
-        of_completion(fields.remove("prompt"))
+        parse_prompt(fields.remove("prompt"))
     }
 }
 
-fn of_completion(prompt: Option<Value>) -> Prompt {
+fn parse_prompt(prompt: Option<Value>) -> Prompt {
     match prompt {
         Some(Value::String(text)) => Prompt::Text(text),
         Some(Value::Array(items)) => {
             let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
             match items.iter().map(id).collect::<Option<Vec<u32>>>() {
                 Some(tokens) => Prompt::Tokens(tokens),
-                // Of several prompts the first decides.
-                None => of_completion(items.into_iter().next()),
+                // A list of prompts is routed by its first one.
+                None => parse_prompt(items.into_iter().next()),
             }
         }
         _ => Prompt::default(),

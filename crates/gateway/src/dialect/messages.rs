@@ -1,5 +1,8 @@
-//! Anthropic's `/v1/messages`. The conversation becomes a chat the way vLLM makes one of it, because
-//! what the engine's cache holds is what the engine made.
+//! Anthropic's `/v1/messages`.
+//!
+//! The engine converts the conversation to a chat and caches the prompt rendered from it. To
+//! predict that prompt, this file converts the conversation exactly as vLLM does. An engine that
+//! converts it differently gets fewer cache hits, never a wrong answer.
 
 use super::{Dialect, chat};
 use hyper::StatusCode;
@@ -30,7 +33,7 @@ impl Dialect for Messages {
         true
     }
 
-    /// vLLM drops fields that it does not know there, and the salt is one of them.
+    /// At this path vLLM drops unknown fields, and `cache_salt` is one of them.
     fn takes_salt(&self) -> bool {
         false
     }
@@ -60,14 +63,14 @@ impl Dialect for Messages {
     }
 }
 
-/// What Claude Code begins a system text with, other in each request; vLLM leaves it out.
-const CHANGING_HEADER: &str = "x-anthropic-billing-header";
+/// The start of a system text block by Claude Code that differs in each request; vLLM drops it.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// Anthropic's `system` and `messages`.
+/// Converts Anthropic's `system` and `messages` to the messages of a chat.
 fn convert(system: Option<&Value>, messages: Vec<Value>) -> Vec<Value> {
     let is_system = |message: &&Value| message["role"] == "system";
-    let within = messages.iter().filter(is_system).map(|message| &message["content"]);
-    let system: String = system.into_iter().chain(within).map(system_text).collect();
+    let inline = messages.iter().filter(is_system).map(|message| &message["content"]);
+    let system: String = system.into_iter().chain(inline).map(system_text).collect();
     let mut chat = Vec::with_capacity(messages.len() + 1);
     if !system.is_empty() {
         chat.push(json!({"role": "system", "content": system}));
@@ -77,7 +80,7 @@ fn convert(system: Option<&Value>, messages: Vec<Value>) -> Vec<Value> {
             continue;
         }
         match message.get("content").and_then(Value::as_array) {
-            Some(blocks) => of_blocks(&message["role"], blocks, &mut chat),
+            Some(blocks) => convert_blocks(&message["role"], blocks, &mut chat),
             None => chat.push(message),
         }
     }
@@ -90,12 +93,14 @@ fn system_text(content: &Value) -> String {
     }
     let blocks = content.as_array().map_or(&[][..], Vec::as_slice);
     let texts = blocks.iter().filter_map(|block| block["text"].as_str());
-    texts.filter(|text| !text.starts_with(CHANGING_HEADER)).collect()
+    texts.filter(|text| !text.starts_with(BILLING_HEADER)).collect()
 }
 
-/// One message of several blocks. Results of tools become messages of their own, before it.
-fn of_blocks(role: &Value, blocks: &[Value], chat: &mut Vec<Value>) {
-    let (mut parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+/// Converts a message of content blocks. Tool results become separate messages before it.
+fn convert_blocks(role: &Value, blocks: &[Value], chat: &mut Vec<Value>) {
+    let mut parts = Vec::new();
+    let mut calls = Vec::new();
+    let mut reasoning = String::new();
     for block in blocks {
         match block["type"].as_str() {
             Some("text") if block["text"] != "" => {
@@ -103,8 +108,10 @@ fn of_blocks(role: &Value, blocks: &[Value], chat: &mut Vec<Value>) {
             }
             Some("image") => parts.push(json!({"type": "image_url"})),
             Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
-            Some("tool_use") => calls.push(call(&block["id"], &block["name"], &block["input"])),
-            Some("tool_result") if role == "user" => of_result(block, chat),
+            Some("tool_use") => {
+                calls.push(tool_call(&block["id"], &block["name"], &block["input"]))
+            }
+            Some("tool_result") if role == "user" => convert_tool_result(block, chat),
             _ => {}
         }
     }
@@ -126,26 +133,27 @@ fn of_blocks(role: &Value, blocks: &[Value], chat: &mut Vec<Value>) {
     chat.push(message.into());
 }
 
-fn call(id: &Value, name: &Value, input: &Value) -> Value {
+fn tool_call(id: &Value, name: &Value, input: &Value) -> Value {
     let arguments = if input.is_null() { "{}".to_owned() } else { input.to_string() };
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
-fn of_result(block: &Value, chat: &mut Vec<Value>) {
+fn convert_tool_result(block: &Value, chat: &mut Vec<Value>) {
     let items = block["content"].as_array().map_or(&[][..], Vec::as_slice);
-    let is = |item: &Value, kind: &str| item["type"] == kind;
+    let has_type = |item: &Value, kind: &str| item["type"] == kind;
     let text = match &block["content"] {
         Value::String(text) => text.clone(),
         _ => {
-            let texts = items.iter().filter(|item| is(item, "text"));
-            let texts: Vec<_> = texts.map(|it| it["text"].as_str().unwrap_or_default()).collect();
+            let texts = items.iter().filter(|item| has_type(item, "text"));
+            let texts: Vec<_> =
+                texts.map(|item| item["text"].as_str().unwrap_or_default()).collect();
             texts.join("\n")
         }
     };
     chat.push(json!({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}));
     let images: Vec<_> = items
         .iter()
-        .filter(|item| is(item, "image"))
+        .filter(|item| has_type(item, "image"))
         .map(|_| json!({"type": "image_url"}))
         .collect();
     if !images.is_empty() {
@@ -153,10 +161,11 @@ fn of_result(block: &Value, chat: &mut Vec<Value>) {
     }
 }
 
-/// Anthropic's tools.
+/// Converts Anthropic's tools to OpenAI's, in place.
 fn convert_tools(tools: &mut [Value]) {
     for tool in tools.iter_mut().filter(|tool| tool["name"].is_string()) {
-        let (name, description) = (tool["name"].take(), tool["description"].take());
+        let name = tool["name"].take();
+        let description = tool["description"].take();
         let function = json!({
             "name": name, "description": description, "parameters": tool["input_schema"].take(),
         });
@@ -169,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_conversation_with_tools_becomes_what_vllm_makes_of_it() {
+    fn a_conversation_with_tools_is_converted_as_vllm_converts_it() {
         let system = json!([
             {"type": "text", "text": "x-anthropic-billing-header: 1"},
             {"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."},
@@ -199,10 +208,10 @@ mod tests {
                 {"role": "user", "content": "and now?"},
             ])
         );
-        let mut own = [json!({"name": "look", "input_schema": {"type": "object"}})];
-        convert_tools(&mut own);
+        let mut tools = [json!({"name": "look", "input_schema": {"type": "object"}})];
+        convert_tools(&mut tools);
         let function =
             json!({"name": "look", "description": null, "parameters": {"type": "object"}});
-        assert_eq!(own, [json!({"type": "function", "function": function})]);
+        assert_eq!(tools, [json!({"type": "function", "function": function})]);
     }
 }

@@ -1,7 +1,8 @@
 //! Client APIs: one file for each, one line in [`ALL`].
 //!
-//! A dialect says at which paths it is spoken, what routing needs of a body, how a stream ends, and
-//! how errors look. Everything else is the same for all: bodies are passed on as they are.
+//! A dialect knows its paths, how routing gets the prompt from a body, how a stream ends, and the
+//! form of errors. Everything else is the same for all APIs. A dialect does not translate: engines
+//! get the body of the client, so an engine must support the API that the client uses.
 
 pub(crate) mod chat;
 mod completions;
@@ -30,15 +31,15 @@ const ALL: [&dyn Dialect; 8] = [
     &promptless::Other,
 ];
 
-/// How clients of one API speak.
+/// The parts of a client API in which it differs from the others.
 pub(crate) trait Dialect: Sync {
     /// Its name in metrics and logs.
     fn name(&self) -> &'static str;
 
-    /// The paths at which engines speak it.
+    /// The paths at which engines serve it.
     fn paths(&self) -> &'static [&'static str];
 
-    /// Whether bodies and streams are as described here; not so at paths that no dialect names.
+    /// Whether the format of bodies and streams is known; false at paths that no dialect names.
     fn is_known(&self) -> bool {
         true
     }
@@ -48,7 +49,7 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
-    /// Whether the chat template may render numbers of the body, which must be read exactly then.
+    /// Whether the chat template may render numbers of the body, which must then be parsed exactly.
     fn renders_numbers(&self) -> bool {
         false
     }
@@ -58,24 +59,25 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
-    /// Whether engines heed `cache_salt` in the body.
+    /// Whether engines apply the `cache_salt` of the body.
     fn takes_salt(&self) -> bool {
         true
     }
 
-    /// The messages of a body and its other fields, if they can be read without a tree of the whole.
+    /// The messages of a body and its other fields, where the API allows to parse them without
+    /// building a tree of the whole body.
     fn take_messages(&self, body: &Bytes) -> Option<(Messages, Map<String, Value>)> {
         let _ = body;
         None
     }
 
-    /// The prompt, taken out of the fields of a body.
+    /// The prompt, which it removes from the fields of a body.
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
         let _ = fields;
         Prompt::default()
     }
 
-    /// What a line of a stream begins with that says that the stream is over.
+    /// The events or data that end a stream: the value of its last `event:` or `data:` line.
     fn end_words(&self) -> &'static [&'static [u8]] {
         &[b"[DONE]"]
     }
@@ -90,24 +92,24 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
-    /// Whether only the end of a whole stream has the counts of tokens.
+    /// Whether token counts are valid only in the last event of a complete stream.
     fn counts_only_at_the_end(&self) -> bool {
         false
     }
 
-    /// An error as clients expect it.
+    /// The JSON body of an error, in the form that clients of the API expect.
     fn error_body(&self, kind: &str, status: StatusCode, message: &str) -> Value {
         json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}})
     }
 
-    /// The last event of a stream that broke, where it is the event of that number.
+    /// The event that ends a broken stream; `number` is its sequence number.
     fn error_event(&self, kind: &str, message: &str, number: u64) -> Value {
         let _ = number;
         self.error_body(kind, StatusCode::BAD_GATEWAY, message)
     }
 }
 
-/// A client API.
+/// A client API: a cheap handle to its dialect.
 #[derive(Clone, Copy)]
 pub struct Api(&'static dyn Dialect);
 
@@ -117,25 +119,25 @@ impl Api {
     /// Any path that no dialect names.
     pub const OTHER: Self = Self(ALL[ALL.len() - 1]);
 
-    /// All of them, the last one for other paths.
+    /// All APIs; the last one is for other paths.
     pub fn all() -> impl ExactSizeIterator<Item = Self> {
         ALL.into_iter().map(Self)
     }
 
-    /// The API that is spoken at a path.
+    /// The API of a path.
     #[must_use]
     pub fn at(path: &str) -> Self {
         Self::all().find(|api| api.0.paths().contains(&path)).unwrap_or(Self::OTHER)
     }
 
-    /// The API in whose form errors at a path are answered: also below the paths of one with errors
-    /// of its own.
+    /// The API whose error format applies at a path. Paths below `/v1/messages` have Anthropic's
+    /// too.
     #[must_use]
     pub fn of_errors_at(path: &str) -> Self {
         if path.starts_with("/v1/messages/") { Self::at("/v1/messages") } else { Self::at(path) }
     }
 
-    /// Whether engines generate its answers token by token.
+    /// Whether engines generate the answers of this API token by token.
     #[must_use]
     pub fn generates(self) -> bool {
         self.0.generates()
@@ -178,7 +180,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_file_of_a_dialect_is_in_the_table_and_no_name_or_path_is_there_twice() {
+    fn the_table_has_every_dialect_and_no_duplicate_name_or_path() {
         let names: HashSet<_> = Api::all().map(Api::name).collect();
         assert_eq!(names.len(), ALL.len());
         let paths: Vec<_> = ALL.iter().flat_map(|dialect| dialect.paths()).collect();
@@ -192,11 +194,11 @@ mod tests {
             let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
             implemented += text.lines().filter(|line| line.starts_with("impl Dialect for")).count();
         }
-        assert_eq!(implemented, ALL.len(), "a dialect is missing in the table");
+        assert_eq!(implemented, ALL.len(), "a dialect is missing from `ALL`");
     }
 
     #[test]
-    fn a_path_is_spoken_in_its_dialect() {
+    fn a_path_selects_its_api_and_its_error_format() {
         assert_eq!(Api::at("/v1/chat/completions"), Api::CHAT);
         assert_eq!(Api::at("/rerank").name(), "rerank");
         assert_eq!(Api::at("/v1/audio/transcriptions"), Api::OTHER);

@@ -1,4 +1,6 @@
-//! APIs without a prompt that stays in a prefix cache, and the paths that no dialect names.
+//! APIs whose prompts do not stay in a prefix cache, and the paths that no dialect names.
+//!
+//! Such requests are routed without a cache lookup.
 
 use super::Dialect;
 

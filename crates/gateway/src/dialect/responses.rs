@@ -1,4 +1,8 @@
-//! OpenAI's `/v1/responses`. Its items become a chat the way vLLM makes one of them.
+//! OpenAI's `/v1/responses`.
+//!
+//! The engine converts the input items to a chat; this file converts them exactly as vLLM does, to
+//! predict the prompt in its cache. A request with an item of an unknown type has no predicted
+//! prompt.
 
 use super::{Dialect, chat};
 use hyper::StatusCode;
@@ -30,21 +34,21 @@ impl Dialect for Responses {
     }
 
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
-        let first = fields.remove("instructions").filter(|value| !value.is_null());
-        let mut before: Vec<_> = first
+        let instructions = fields.remove("instructions").filter(|value| !value.is_null());
+        let mut messages: Vec<_> = instructions
             .map(|content| json!({"role": "system", "content": content}))
             .into_iter()
             .collect();
         match fields.remove("input") {
             Some(Value::Array(items)) => match convert(items) {
-                Some(messages) => before.extend(messages),
-                // What engines make of it is not known, so nothing of it is looked up.
+                Some(converted) => messages.extend(converted),
+                // The engine's conversion is unknown, so nothing is looked up.
                 None => return Prompt::default(),
             },
-            Some(text) => before.push(json!({"role": "user", "content": text})),
+            Some(text) => messages.push(json!({"role": "user", "content": text})),
             None => {}
         }
-        chat::conversation(before, fields)
+        chat::conversation(messages, fields)
     }
 
     fn end_words(&self) -> &'static [&'static [u8]] {
@@ -59,12 +63,13 @@ impl Dialect for Responses {
         true
     }
 
-    /// The stream repeats at its start what the client sent; only its end has the counts.
+    /// The first events of the stream repeat fields of the client's body; only the last has counts.
     fn counts_only_at_the_end(&self) -> bool {
         true
     }
 
-    /// The API's own error event; the official clients make an exception of `error` beside it.
+    /// The API's own error event, with the `error` object besides: the official clients raise an
+    /// exception on that object.
     fn error_event(&self, kind: &str, message: &str, number: u64) -> Value {
         let mut body = self.error_body(kind, StatusCode::BAD_GATEWAY, message);
         body["type"] = json!("error");
@@ -76,7 +81,7 @@ impl Dialect for Responses {
     }
 }
 
-/// The items of a `/v1/responses` request; none if there is one that only engines can read.
+/// Converts the input items to messages; none if one has a type whose conversion is unknown.
 fn convert(items: Vec<Value>) -> Option<Vec<Value>> {
     let message = |item: Value| {
         if item["role"].is_string() {
@@ -84,8 +89,7 @@ fn convert(items: Vec<Value>) -> Option<Vec<Value>> {
         }
         match item["type"].as_str()? {
             "function_call" => {
-                let (name, arguments) = (&item["name"], &item["arguments"]);
-                let function = json!({"name": name, "arguments": arguments});
+                let function = json!({"name": item["name"], "arguments": item["arguments"]});
                 let call = json!({"id": item["call_id"], "type": "function", "function": function});
                 Some(json!({"role": "assistant", "tool_calls": [call]}))
             }
@@ -103,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_become_messages_or_nothing_at_all() {
+    fn known_items_become_messages_and_an_unknown_one_voids_all() {
         let items = vec![
             json!({"role": "user", "content": "hi"}),
             json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),

@@ -1,27 +1,33 @@
-//! Whether a stream has said that it is over, for when it breaks: what comes after its last word is nobody's loss.
+//! Detects the end marker of a stream, such as `data: [DONE]`.
+//!
+//! An engine's connection may break after the last event, and then the client has lost nothing. So
+//! the relay looks for the end marker in the bytes that pass. The bytes are not parsed: the marker
+//! counts where a line begins with it, and text in an answer has its line breaks escaped.
 
 use crate::dialect::Api;
 use memchr::memmem;
 
-/// As many bytes as may be the beginning of a line that ends a stream: a line break, `event: response.incomplete`.
+/// At least the length of the longest line that ends a stream, with the line break before it:
+/// `\nevent: response.incomplete`.
 const LONGEST: usize = 28;
 
-/// What is known of a stream's end so far.
+/// Whether the end marker of a stream has passed.
 #[derive(Debug, Default)]
 pub(crate) struct StreamEnd {
     has_come: bool,
-    /// What may be the beginning of the last word: it may be cut anywhere.
+    /// The last bytes, which may be the beginning of the end marker: chunks may split it anywhere.
     tail: Vec<u8>,
 }
 
 impl StreamEnd {
-    /// Whether it has come.
+    /// Whether the end marker has passed.
     pub(crate) const fn has_come(&self) -> bool {
         self.has_come
     }
 
-    /// Looks at the next bytes of a stream whose chunks are events, as engines send completions: one look at its end,
-    /// unless somebody in between has cut it or breaks lines otherwise.
+    /// Looks at the next chunk of a stream whose chunks are whole events, as engines send
+    /// completions: one comparison, unless a proxy in between has split the events or uses other
+    /// line breaks.
     pub(crate) fn look_at_chunk(&mut self, data: &[u8]) {
         let is_whole = data.ends_with(b"\n\n");
         if is_whole && self.tail.is_empty() {
@@ -30,7 +36,7 @@ impl StreamEnd {
         }
         let before = data.len().saturating_sub(2 * LONGEST);
         if before > 0 {
-            // What is passed over did not end a line, as far as is known.
+            // The skipped bytes are assumed not to end a line.
             self.tail.clear();
             self.tail.push(b' ');
         }
@@ -40,22 +46,22 @@ impl StreamEnd {
         }
     }
 
-    /// Looks at the next bytes of a stream of that interface, which may be cut anywhere.
+    /// Looks at the next bytes of a stream of that API, which may be split anywhere.
     pub(crate) fn look_at(&mut self, api: Api, data: &[u8]) {
         let words = api.dialect().end_words();
         if self.tail.is_empty() {
-            // A stream begins as a line does.
+            // A stream begins with a new line.
             self.tail.push(b'\n');
         }
         self.tail.extend_from_slice(data);
-        self.has_come |= words.iter().any(|word| is_said(&self.tail, word));
+        self.has_come |= words.iter().any(|word| has_line(&self.tail, word));
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
     }
 }
 
-/// Whether a line of a stream begins with that word as its event or its data. An answer's text may have it too, but its
-/// line breaks are escaped.
-fn is_said(stream: &[u8], word: &[u8]) -> bool {
+/// Whether a line of a stream has that word as its event or at the start of its data. The text of
+/// an answer may contain the word too, but its line breaks are escaped.
+fn has_line(stream: &[u8], word: &[u8]) -> bool {
     memmem::find_iter(stream, word).any(|at| {
         let before = stream[..at].strip_suffix(b" ").unwrap_or(&stream[..at]);
         let line = before.strip_suffix(b"data:").or_else(|| before.strip_suffix(b"event:"));
@@ -67,33 +73,33 @@ fn is_said(stream: &[u8], word: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn comes(api: Api, stream: &str, size: usize) -> bool {
-        let mut ending = StreamEnd::default();
-        stream.as_bytes().chunks(size).for_each(|piece| ending.look_at(api, piece));
-        ending.has_come()
+    fn ends(api: Api, stream: &str, size: usize) -> bool {
+        let mut end = StreamEnd::default();
+        stream.as_bytes().chunks(size).for_each(|chunk| end.look_at(api, chunk));
+        end.has_come()
     }
 
     #[test]
-    fn a_completion_ends_with_its_last_word_however_it_is_cut_and_its_lines_are_broken() {
-        let comes = |stream: &str, size: usize| {
-            let mut ending = StreamEnd::default();
-            stream.as_bytes().chunks(size).for_each(|piece| ending.look_at_chunk(piece));
-            ending.has_come()
+    fn the_end_of_a_completion_is_found_for_any_chunk_size_and_line_break() {
+        let ends = |stream: &str, size: usize| {
+            let mut end = StreamEnd::default();
+            stream.as_bytes().chunks(size).for_each(|chunk| end.look_at_chunk(chunk));
+            end.has_come()
         };
         let event = format!("data: {{\"text\":\"{}\"}}", "x".repeat(100));
         for line in ["\n", "\r\n"] {
             let stream = format!("{event}{line}{line}data: [DONE]{line}{line}");
             let text = format!("{event}{line}{line}data: {{\"t\":\"data: [DONE]\"}}{line}{line}");
             for size in 1..=stream.len() {
-                assert!(comes(&stream, size), "{line:?} in pieces of {size}");
-                assert!(!comes(&text, size), "{line:?} in pieces of {size}");
+                assert!(ends(&stream, size), "{line:?} in chunks of {size}");
+                assert!(!ends(&text, size), "{line:?} in chunks of {size}");
             }
         }
     }
 
     #[test]
-    fn a_stream_ends_with_its_last_word_wherever_that_is_cut_and_not_with_a_text_that_has_it() {
-        let ends = [
+    fn the_end_of_a_stream_is_found_for_any_chunk_size_but_not_in_the_text_of_an_answer() {
+        let complete = [
             (Api::CHAT, "data: {}\n\ndata: [DONE]\n\n"),
             (Api::at("/v1/completions"), "data:{}\r\n\r\ndata:[DONE]\r\n\r\n"),
             (Api::CHAT, "data: [DONE]\n\n"),
@@ -110,11 +116,11 @@ mod tests {
             (Api::at("/v1/responses"), "data: {}\n\nevent: response.created\ndata: {}\n\n"),
         ];
         for size in 1..60 {
-            for (api, stream) in ends {
-                assert!(comes(api, stream, size), "{stream} in pieces of {size}");
+            for (api, stream) in complete {
+                assert!(ends(api, stream, size), "{stream} in chunks of {size}");
             }
             for (api, stream) in texts {
-                assert!(!comes(api, stream, size), "{stream} in pieces of {size}");
+                assert!(!ends(api, stream, size), "{stream} in chunks of {size}");
             }
         }
     }

@@ -1,4 +1,8 @@
-//! What is read from where it lives when the page is asked for: pods, index, events, queue.
+//! The metrics page, in Prometheus' text format.
+//!
+//! Counters are kept as requests end; gauges (pods, index, events, wait queue) are read from their
+//! owners when the page is requested, so they cost nothing in between. While a thread is stuck the
+//! page has only the counters, because reading a gauge may take a lock that the stuck thread holds.
 
 use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
 use wornpath_index::IndexLimits;
@@ -9,12 +13,12 @@ use crate::observe::metrics::text::MetricsPage;
 use crate::observe::metrics::{Metrics, family};
 use crate::proxy::gateway::Gateway;
 
-type Figure = fn(&FleetPod) -> f64;
-type GaugeState = fn(&FleetPod) -> &'static str;
-type GaugeCounter = fn(&FeedCounters) -> u64;
-type EventFigure = fn(&FeedStatus) -> Option<f64>;
+type PodGauge = fn(&FleetPod) -> f64;
+type PodState = fn(&FleetPod) -> &'static str;
+type FeedCounter = fn(&FeedCounters) -> u64;
+type FeedGauge = fn(&FeedStatus) -> Option<f64>;
 
-/// The page, in Prometheus' text format.
+/// Renders the page, and prunes the counters of pods that have left the fleet.
 #[must_use]
 pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     let mut page = MetricsPage::default();
@@ -55,23 +59,23 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
 }
 
 fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
-    let figures: [(Family, Figure); 5] = [
+    let gauges: [(Family, PodGauge); 5] = [
         (family::POD_REQUESTS, |pod| f64::from(pod.vitals().requests())),
         (family::POD_PREFILL, |pod| pod.vitals().prefill_tokens() as f64),
         (family::POD_DECODE, |pod| pod.vitals().decode_tokens() as f64),
         (family::POD_WAITING, |pod| f64::from(pod.vitals().waiting())),
         (family::POD_KV_USAGE, |pod| pod.vitals().kv_usage()),
     ];
-    for (family, figure) in figures {
+    for (family, gauge) in gauges {
         let mut lines = page.family(family);
         for pod in pods {
-            lines.value(&[pod.facts().name.as_str()], figure(pod));
+            lines.value(&[pod.facts().name.as_str()], gauge(pod));
         }
     }
 }
 
 fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
-    let states: [(Family, &[&str], GaugeState); 3] = [
+    let states: [(Family, &[&str], PodState); 3] = [
         (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals())),
         (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
             breaker(pod.vitals().breaker())
@@ -90,7 +94,7 @@ fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
 
 fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     let stats = gateway.pods().index().stats();
-    for (family, figure) in [
+    for (family, value) in [
         (family::INDEX_PODS, stats.pods),
         (family::INDEX_BLOCKS, stats.blocks),
         (family::INDEX_ENTRIES, stats.entries),
@@ -99,21 +103,21 @@ fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
         (family::INDEX_BYTES, stats.table_bytes),
         (family::INDEX_SUSPECTS, stats.suspects),
     ] {
-        page.family(family).value(&[], figure);
+        page.family(family).value(&[], value);
     }
-    // A pod that is just leaving has none to tell.
-    let told = |pod: &FleetPod| {
+    // A pod that is just leaving has no stats any more.
+    let pod_stats = |pod: &FleetPod| {
         let stats = gateway.pods().index().pod_stats(pod.id()).ok()?;
-        Some((pod.facts().name.clone(), stats.blocks, stats.counters.refused))
+        Some((pod.facts().name.clone(), stats))
     };
-    let told: Vec<_> = pods.iter().filter_map(told).collect();
+    let pod_stats: Vec<_> = pods.iter().filter_map(pod_stats).collect();
     let mut lines = page.family(family::POD_BLOCKS);
-    for (name, blocks, _) in &told {
-        lines.value(&[name.as_str()], *blocks);
+    for (name, stats) in &pod_stats {
+        lines.value(&[name.as_str()], stats.blocks);
     }
     let mut lines = page.family(family::INDEX_REFUSED);
-    for (name, _, refused) in &told {
-        lines.value(&[name.as_str()], *refused);
+    for (name, stats) in &pod_stats {
+        lines.value(&[name.as_str()], stats.counters.refused);
     }
 }
 
@@ -129,11 +133,11 @@ fn events(page: &mut MetricsPage, all: &[PodStatus]) {
     for pod in all {
         lines.state(&pod.pod, &states, feed_state(pod.status.state));
     }
-    for (family, figure) in EVENT_FIGURES {
+    for (family, gauge) in FEED_GAUGES {
         let mut lines = page.family(family);
         for pod in all {
-            if let Some(figure) = figure(&pod.status) {
-                lines.value(&[&*pod.pod], figure);
+            if let Some(value) = gauge(&pod.status) {
+                lines.value(&[&*pod.pod], value);
             }
         }
     }
@@ -152,7 +156,7 @@ fn events(page: &mut MetricsPage, all: &[PodStatus]) {
             lines.value(&[&*pod.pod, fate], count);
         }
     }
-    let counters: [(Family, GaugeCounter); 5] = [
+    let counters: [(Family, FeedCounter); 5] = [
         (family::EVENT_GAPS, |counters| counters.gaps),
         (family::EVENT_REPLAYS, |counters| counters.replays),
         (family::EVENT_RESYNCS, |counters| counters.snapshots + counters.rebuilds),
@@ -177,7 +181,7 @@ fn modes(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     }
 }
 
-/// What a profile's knowledge of caches rests on.
+/// The source of a profile's cache knowledge: events, approximation, a mix of both, or none.
 pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
     let guessed = pods.iter().filter(|pod| pod.vitals().trust() == EventTrust::Guessed).count();
     match guessed {
@@ -188,7 +192,7 @@ pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
     }
 }
 
-/// Families without lines where there is no checkpoint, or none was written yet.
+/// Without a checkpoint, or before the first write, the families have no lines.
 fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     let history = gateway.checkpoint.as_ref().map(|checkpoint| checkpoint.history());
     let mut writes = page.family(family::CHECKPOINT_WRITES);
@@ -220,7 +224,7 @@ fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     }
 }
 
-/// The word for it in metrics and JSON.
+/// The state of a pod's restored checkpoint, as metrics and JSON spell it.
 pub const fn recalled(recalled: Resumed) -> &'static str {
     match recalled {
         Resumed::Waiting => "waiting",
@@ -229,8 +233,8 @@ pub const fn recalled(recalled: Resumed) -> &'static str {
     }
 }
 
-/// What is one number for a pod, as far as it is known.
-const EVENT_FIGURES: [(Family, EventFigure); 6] = [
+/// Gauges with one value per pod; none while the value is unknown.
+const FEED_GAUGES: [(Family, FeedGauge); 6] = [
     (family::EVENT_SEQUENCE, |status| status.last_sequence.map(|last| last as f64)),
     (family::EVENT_LAG, |status| Some(status.lag as f64)),
     (family::EVENT_AGE, |status| status.age.map(|age| age.as_secs_f64())),
@@ -239,7 +243,7 @@ const EVENT_FIGURES: [(Family, EventFigure); 6] = [
     (family::EVENT_MISSING, |status| Some(status.missing as f64)),
 ];
 
-/// The word for it in metrics and JSON.
+/// The state of a pod's event feed, as metrics and JSON spell it.
 pub const fn feed_state(state: FeedState) -> &'static str {
     match state {
         FeedState::Waiting => "waiting",
@@ -251,18 +255,18 @@ pub const fn feed_state(state: FeedState) -> &'static str {
     }
 }
 
-/// The word for it in metrics and JSON. A pod that said what it serves is not up for ever: behind an open breaker
-/// nobody answers.
+/// The health of a pod, as metrics and JSON spell it. A pod that once answered its probe counts as
+/// down while its breaker is open.
 pub fn health(vitals: &Vitals) -> &'static str {
     match (vitals.health(), vitals.breaker()) {
-        // Whoever drains it may well stop it next, and it gets nothing whether it answers or not.
+        // An operator often stops a pod after draining it, and it gets no requests either way.
         (Health::Draining, _) => "draining",
         (Health::Down, _) | (_, BreakerState::Open) => "down",
         (Health::Up, _) => "up",
     }
 }
 
-/// The word for it in metrics and JSON.
+/// The state of a pod's circuit breaker, as metrics and JSON spell it.
 pub const fn breaker(breaker: BreakerState) -> &'static str {
     match breaker {
         BreakerState::Closed => "closed",
@@ -272,7 +276,7 @@ pub const fn breaker(breaker: BreakerState) -> &'static str {
     }
 }
 
-/// The word for it in metrics and JSON.
+/// How far a pod's cache events are trusted, as metrics and JSON spell it.
 pub const fn trust(trust: EventTrust) -> &'static str {
     match trust {
         EventTrust::Exact => "exact",

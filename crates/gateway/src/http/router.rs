@@ -1,4 +1,7 @@
-//! Which part of the gateway answers a request: the gateway itself, a local API, or an engine.
+//! Dispatches each request to the part of the gateway that answers it.
+//!
+//! The gateway itself answers health, readiness, models and metrics; a local API (files, batches)
+//! answers the paths that it serves; everything else goes to an engine.
 
 use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
@@ -20,42 +23,42 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use wornpath_routing::Health;
 
-/// Where one model is asked for.
+/// The prefix of the path that names one model.
 const MODEL_PATH: &str = "/v1/models/";
 
 static METRICS: TaskName = TaskName::new("write the metrics");
 
 /// Answers one request.
 ///
-/// What this keeps while it waits is moved about for every request, so what few requests need (a place in the
-/// waiting room, a thread of its own, files and batches) is kept apart.
+/// This future is moved for every request and should be small, so what few requests need (the wait
+/// queue, the low-priority pool, files and batches) is boxed.
 pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
 ) -> Result<Response<ClientReply>, Infallible> {
     let id = headers::request_id(request.headers(), || worker.random());
-    let mut response = match own(&worker, request).await {
-        Ok(own) => own,
+    let mut response = match respond_locally(&worker, request).await {
+        Ok(response) => response,
         Err(request) => handle(&worker, request, &id).await,
     };
     let headers = response.headers_mut();
     headers.insert(headers::REQUEST_ID, id);
     if worker.gateway.is_draining() {
-        // Its connection would be closed before long, perhaps under its next request.
+        // The drain closes the connection soon, perhaps during the client's next request.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
 
-/// What the gateway answers without any engine, or the request back.
-async fn own(
+/// The response to a request that needs no engine; otherwise the request itself, as the error.
+async fn respond_locally(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
 ) -> Result<Response<ClientReply>, Request<Incoming>> {
     #[cfg(debug_assertions)]
     crate::fault::inject(worker, request.headers());
     match (request.method(), request.uri().path()) {
-        // Of what is answered to HEAD, the server leaves out the body.
+        // For HEAD, hyper leaves out the body.
         (&(Method::GET | Method::HEAD), "/health" | "/ping") => return Ok(health(worker)),
         (&(Method::GET | Method::HEAD), "/ready") => return Ok(ready(worker)),
         (&(Method::GET | Method::HEAD), "/v1/models") => return Ok(models(worker)),
@@ -75,7 +78,7 @@ async fn own(
     }
 }
 
-/// Whether the process should go on. Takes no lock that a stuck thread could hold.
+/// Liveness: whether all threads make progress. Takes no lock that a stuck thread could hold.
 fn health(worker: &Worker) -> Response<ClientReply> {
     match worker.gateway.threads().why_unhealthy() {
         None => Response::new(ClientReply::whole(Bytes::new())),
@@ -89,7 +92,7 @@ fn ready(worker: &Worker) -> Response<ClientReply> {
     }
     match worker.gateway.readiness() {
         Readiness::Ready => Response::new(ClientReply::whole(Bytes::from_static(b"ready"))),
-        Readiness::Starting => unavailable(none_is_up(&worker.gateway.snapshot()).into()),
+        Readiness::Starting => unavailable(why_no_pod_is_up(&worker.gateway.snapshot()).into()),
         Readiness::Draining => unavailable("draining".into()),
     }
 }
@@ -100,8 +103,7 @@ fn unavailable(why: Bytes) -> Response<ClientReply> {
     response
 }
 
-/// Why no pod takes requests.
-fn none_is_up(snapshot: &FleetSnapshot) -> &'static str {
+fn why_no_pod_is_up(snapshot: &FleetSnapshot) -> &'static str {
     let is_draining = |entry: &PodEntry| entry.pod.vitals().health() == Health::Draining;
     match snapshot.entries() {
         [] => "starting: no pods configured",
@@ -110,10 +112,11 @@ fn none_is_up(snapshot: &FleetSnapshot) -> &'static str {
     }
 }
 
-/// The page of metrics. It looks at every pod, so it is written where it keeps no request waiting.
+/// The metrics page. It visits every pod, so it is written on the low-priority pool.
 async fn metrics(worker: &Worker) -> Option<Response<ClientReply>> {
-    let (gateway, counted) = (Arc::clone(&worker.gateway), Arc::clone(worker.gateway.metrics()?));
-    let write = move || metrics_page::page(&gateway, &counted);
+    let gateway = Arc::clone(&worker.gateway);
+    let metrics = Arc::clone(gateway.metrics()?);
+    let write = move || metrics_page::page(&gateway, &metrics);
     let page = worker.gateway.pool.spawn(&METRICS, 0, write).await.ok()?;
     let mut response = Response::new(ClientReply::whole(Bytes::from(page)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -122,15 +125,15 @@ async fn metrics(worker: &Worker) -> Option<Response<ClientReply>> {
 }
 
 fn models(worker: &Worker) -> Response<ClientReply> {
-    shown(&json!({"object": "list", "data": worker.gateway.snapshot().cards()}))
+    json_response(&json!({"object": "list", "data": worker.gateway.snapshot().cards()}))
 }
 
-/// One model, by a name that may be written with escapes, as `org%2Fmodel`.
+/// One model, by its name, which may be percent-encoded: `org%2Fmodel`.
 fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
     let name = decode(name).unwrap_or_else(|| name.to_owned());
     let snapshot = worker.gateway.snapshot();
     match snapshot.cards().iter().find(|card| card["id"] == *name) {
-        Some(card) => shown(card),
+        Some(card) => json_response(card),
         None => {
             let message = format!("model `{name}` not found; GET /v1/models lists the models");
             ErrorResponse::new(StatusCode::NOT_FOUND, message).response(Api::OTHER)
@@ -138,7 +141,7 @@ fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
     }
 }
 
-fn shown(json: &Value) -> Response<ClientReply> {
+fn json_response(json: &Value) -> Response<ClientReply> {
     let mut response = Response::new(ClientReply::whole(json.to_string().into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -1,8 +1,10 @@
-//! Threads and listeners: how a gateway starts, serves and ends.
+//! Threads and listeners: startup, the accept loop, drain and shutdown.
 //!
-//! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
-//! same number of them. A thread has an event loop of its own; what a request waits for wakes only it. So has the
-//! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the inbox.
+//! One thread accepts connections and assigns them to the workers round robin, so each worker has
+//! about the same number. Every worker runs an event loop of its own, and what a request waits for
+//! wakes only that worker. The accept thread, which also polls the wait queue, has its own event
+//! loop too: a flood of cache events on the background runtime delays neither connections nor
+//! queued requests. A connection stays with its worker, so one busy connection is never rebalanced.
 
 use crate::fleet::checkpoint;
 use crate::fleet::probe::maintain_pods;
@@ -42,51 +44,52 @@ pub enum ServeError {
     /// The settings cannot be used.
     #[error(transparent)]
     Settings(#[from] ApplyError),
-    /// It cannot listen there.
+    /// The client address cannot be bound.
     #[error("cannot listen at {address}: {cause}")]
     Listen {
-        /// Where.
+        /// The configured client address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// What stands around it cannot be set up.
+    /// The caller's setup step failed.
     #[error(transparent)]
     Around(Box<dyn std::error::Error + Send + Sync>),
-    /// The system refuses threads or signals.
-    #[error("the system refuses: {0}")]
+    /// The operating system cannot provide a runtime, a thread or a signal handler.
+    #[error("cannot start the server's threads or signal handlers: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// Threads for what takes long besides tokenizing, for which there are as many as workers: batches that are read, pages of metrics.
-const MORE_THREADS: usize = 16;
+/// Blocking threads beyond the one per worker that tokenizing needs: batch files, metrics pages.
+const EXTRA_BLOCKING_THREADS: usize = 16;
 
 const CONNECTION: TaskName = TaskName::new("client connection");
 
-/// A gateway that listens.
+/// A server that is accepting connections.
 #[derive(Debug)]
 pub struct RunningServer {
-    /// Where clients come.
+    /// The address that clients connect to, with the port that was bound.
     pub client: SocketAddr,
 }
 
-/// What the threads are told, in this order.
+/// The phase of the server's life, announced to all workers; phases only advance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Phase {
     Serving,
-    /// Connections end after what is under way on them.
-    Finishing,
-    /// Now.
-    Over,
+    /// Each connection closes after the request in flight on it.
+    Draining,
+    /// Workers stop, whatever is in flight.
+    Stopped,
 }
 
-/// Serves until the process is told to end, and then until what is under way has ended. `started` learns
-/// where it listens; `with` may set up more around the gateway.
+/// Serves until the process gets a shutdown signal and the requests in flight have drained.
 ///
-/// If it has not ended by the end of its grace, because a thread is stuck, the process exits with status 70.
+/// `with` runs before the listener is bound and may attach more to the gateway; `started` gets the
+/// bound address. If a stuck thread prevents the shutdown within the grace period, the watchdog
+/// exits the process with status 70.
 ///
 /// # Errors
-/// If it cannot start.
+/// If the server cannot start.
 pub fn serve(
     settings: Settings,
     with: impl FnOnce(&Arc<Gateway>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
@@ -95,23 +98,23 @@ pub fn serve(
     let workers = settings.workers.get();
     let address = settings.client;
     let background = Builder::new_multi_thread()
-        // One, so that one heartbeat tells of all that runs there.
+        // One worker thread, so that one heartbeat covers everything that runs there.
         .worker_threads(1)
         .thread_name("background")
-        .max_blocking_threads(workers + MORE_THREADS)
-        // A tokenizer builds tables on every new thread, which takes a tenth of a second.
+        .max_blocking_threads(workers + EXTRA_BLOCKING_THREADS)
+        // A tokenizer builds tables on every new thread, which takes about 100 ms.
         .thread_keep_alive(Duration::from_secs(3600))
         .enable_all()
         .build()?;
     let gateway = Gateway::new(settings, background.handle().clone(), seed())?;
     let watched = gateway.threads().add("background").beat_on(background.handle());
     with(&gateway).map_err(ServeError::Around)?;
-    let front = Builder::new_current_thread().enable_all().build()?;
-    let listener = front
+    let accept_runtime = Builder::new_current_thread().enable_all().build()?;
+    let listener = accept_runtime
         .block_on(TcpListener::bind(address))
         .map_err(|cause| ServeError::Listen { address, cause })?;
-    let serving = RunningServer { client: listener.local_addr()? };
-    // Before anybody knows that it serves, and may tell it to end.
+    let running = RunningServer { client: listener.local_addr()? };
+    // Before `started`: its caller may send a shutdown signal at once.
     let owner = Arc::clone(&gateway);
     let (shutdown, signals) = listen(gateway.pods().clock(), move || owner.settings().drain)?;
     let watchdog = Watchdog::start(
@@ -124,7 +127,8 @@ pub fn serve(
         let mut inboxes = Vec::new();
         for number in 0..workers {
             let (inbox, connections) = mpsc::channel(1024);
-            let (gateway, phases) = (Arc::clone(&gateway), phases.clone());
+            let gateway = Arc::clone(&gateway);
+            let phases = phases.clone();
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let name = format!("worker-{number}");
             let heartbeat = gateway.threads().add(&name);
@@ -132,25 +136,26 @@ pub fn serve(
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _watched = heartbeat.beat_on(runtime.handle());
                 let worker = Arc::new(Worker::new(gateway, number));
-                runtime.block_on(answer_connections(worker, connections, phases));
+                runtime.block_on(run_worker(worker, connections, phases));
             })?;
         }
-        started(&serving);
+        started(&running);
         ServiceManager::from_environment().notify("READY=1");
-        front.block_on(accept_until_told(listener, inboxes, &gateway, &shutdown, &phase));
-        // Workers that are stuck are waited for here, until the watchdog ends the process.
+        accept_runtime
+            .block_on(accept_until_shutdown(listener, inboxes, &gateway, &shutdown, &phase));
+        // The scope joins the workers; if one is stuck, the watchdog ends the process.
         Ok(())
     });
-    // Of what was under way to the very end, too.
+    // After the workers, so that the observers flush the last requests too.
     background.block_on(gateway.finish());
-    // Waits for the last jobs, as long as the watchdog allows, which names the thread if it is stuck.
+    // Waits for the last blocking jobs; if one is stuck, the watchdog names its thread and exits.
     drop(background);
     drop((watched, signals, watchdog));
     served
 }
 
-/// Accepts connections and does what is not a worker's, until the process is told to end and requests have ended.
-async fn accept_until_told(
+/// Starts the background tasks, accepts connections until the shutdown signal, then drains.
+async fn accept_until_shutdown(
     listener: TcpListener,
     inboxes: Vec<WorkerInbox>,
     gateway: &Arc<Gateway>,
@@ -158,132 +163,139 @@ async fn accept_until_told(
     phase: &watch::Sender<Phase>,
 ) {
     let watched = gateway.threads().add("accept").beat_on(&Handle::current());
-    let (elsewhere, clock) = (gateway.pods().background(), gateway.pods().clock());
+    let background = gateway.pods().background();
+    let clock = gateway.pods().clock();
     let timers = move |events: Arc<EventPods>| async move { run_timers(&events, clock).await };
-    supervise(elsewhere, "keeping events' time", gateway.pods().events(), timers);
-    // No worker that answers clients has this number.
-    let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
-    let maintain_pods = |overseer: Arc<Worker>| async move {
-        let registry = Arc::clone(overseer.gateway.pods());
-        maintain_pods(registry, || overseer.gateway.wait_queue.poll(&*overseer)).await
+    supervise(background, "event timers", gateway.pods().events(), timers);
+    // A worker without connections; its number is one that no serving worker has.
+    let supervisor = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
+    let maintain_pods = |supervisor: Arc<Worker>| async move {
+        let registry = Arc::clone(supervisor.gateway.pods());
+        maintain_pods(registry, || supervisor.gateway.wait_queue.poll(&*supervisor)).await
     };
-    supervise(elsewhere, "pod probes", &overseer, maintain_pods);
+    supervise(background, "pod probes", &supervisor, maintain_pods);
     if let Some(checkpoint) = &gateway.checkpoint {
         let registry = Arc::clone(gateway.pods());
-        let keep =
+        let write =
             move |checkpoint| checkpoint::write_periodically(checkpoint, Arc::clone(&registry));
-        supervise(elsewhere, "checkpoint writes", checkpoint, keep);
+        supervise(background, "checkpoint writes", checkpoint, write);
     }
-    let run_poller = |overseer: Arc<Worker>| async move {
-        overseer.gateway.wait_queue.run_poller(&*overseer).await
+    let run_poller = |supervisor: Arc<Worker>| async move {
+        supervisor.gateway.wait_queue.run_poller(&*supervisor).await
     };
-    supervise(&Handle::current(), "deciding held requests", &overseer, run_poller);
+    supervise(&Handle::current(), "wait queue poller", &supervisor, run_poller);
     let accept = accept(listener, inboxes, Arc::clone(gateway));
     let accepting = tokio::spawn(named("accept connections", accept));
     let mut signals = shutdown.signals();
-    // It never fails: `shutdown` holds the other end.
+    // It never fails: `shutdown` holds the sender.
     let _ = signals.wait_for(|count| *count >= 1).await;
     tracing::info!("shutdown signal received; draining");
     let drain = gateway.settings().drain;
     gateway.start_draining();
-    // Whoever asks twice does not want to wait.
-    let mut again = pin!(signals.wait_for(|count| *count >= 2));
-    let is_hurried = tokio::select! {
+    // A second signal skips the rest of the drain.
+    let mut second_signal = pin!(signals.wait_for(|count| *count >= 2));
+    let is_drain_skipped = tokio::select! {
         () = tokio::time::sleep(drain.lame_duck) => false,
-        _ = &mut again => true,
+        _ = &mut second_signal => true,
     };
     accepting.abort();
-    // Nobody is listening any more if all threads have ended.
-    let _ = phase.send(Phase::Finishing);
-    let finished = async {
+    // It fails only if all workers have stopped.
+    let _ = phase.send(Phase::Draining);
+    let all_closed = async {
         while gateway.connections() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let finished = async {
+    let drained = async {
         tokio::select! {
-            () = finished => true,
-            _ = again, if !is_hurried => false,
-            () = std::future::ready(()), if is_hurried => false,
+            () = all_closed => true,
+            _ = second_signal, if !is_drain_skipped => false,
+            () = std::future::ready(()), if is_drain_skipped => false,
         }
     };
-    if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {
+    if !tokio::time::timeout(drain.grace, drained).await.unwrap_or(false) {
         tracing::warn!(
             connections = gateway.connections(),
             "drain timeout exceeded; closing open connections"
         );
     }
-    let _ = phase.send(Phase::Over);
-    // A large checkpoint takes longer than a heartbeat allows.
+    let _ = phase.send(Phase::Stopped);
+    // Writing a large checkpoint takes longer than the heartbeat timeout.
     drop(watched);
     if let Some(checkpoint) = &gateway.checkpoint {
         checkpoint.write(gateway.pods());
     }
 }
 
-/// How often it is told that no connection can be accepted.
-const TOLD_EVERY: Duration = Duration::from_secs(1);
+/// The shortest time between two log lines about failed accepts.
+const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many files the process may have open.
-fn most_files() -> usize {
+/// The soft limit of the process on open files.
+fn open_file_limit() -> usize {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// Where a worker's connections are handed in.
+/// The sending end of a worker's connection queue.
 struct WorkerInbox {
     connections: mpsc::Sender<std::net::TcpStream>,
     heartbeat: Arc<Heartbeat>,
 }
 
-/// Hands a connection to the next worker in turn that is not stuck and has room, or waits for one that has not.
-/// Whether it was taken.
-async fn hand_over(
+/// Assigns a connection to the next worker, round robin, that is not stuck and whose inbox is not
+/// full. If there is none, waits for the first that is only full; if all are stuck, for the next.
+/// False if that worker has stopped.
+async fn assign(
     inboxes: &[WorkerInbox],
-    turn: &mut usize,
+    next: &mut usize,
     mut stream: std::net::TcpStream,
 ) -> bool {
-    let (first, mut full) = (*turn, None);
-    *turn = (first + 1) % inboxes.len();
+    let first = *next;
+    let mut first_full = None;
+    *next = (first + 1) % inboxes.len();
     for at in (0..inboxes.len()).map(|more| (first + more) % inboxes.len()) {
         if inboxes[at].heartbeat.is_stuck() {
             continue;
         }
         stream = match inboxes[at].connections.try_send(stream) {
             Ok(()) => {
-                *turn = (at + 1) % inboxes.len();
+                *next = (at + 1) % inboxes.len();
                 return true;
             }
-            Err(TrySendError::Full(back) | TrySendError::Closed(back)) => back,
+            Err(TrySendError::Full(stream) | TrySendError::Closed(stream)) => stream,
         };
-        full.get_or_insert(at);
+        first_full.get_or_insert(at);
     }
-    inboxes[full.unwrap_or(first)].connections.send(stream).await.is_ok()
+    inboxes[first_full.unwrap_or(first)].connections.send(stream).await.is_ok()
 }
 
 async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<Gateway>) {
-    let (files, limit) = (most_files(), gateway.settings().limits.connections);
-    // Pods' connections are open files too, and so is all else.
-    let room = files - files / 4;
-    if files < limit {
+    let open_files = open_file_limit();
+    let configured = gateway.settings().limits.connections;
+    // Connections to pods and everything else that is open need descriptors too.
+    let allowed = open_files - open_files / 4;
+    if open_files < configured {
         tracing::warn!(
-            "with {files} open files at most, {room} clients are let in at once, and not the {limit} of `limits.connections`; raise the \
-             limit (`ulimit -n`, `LimitNOFILE`)"
+            open_files,
+            configured,
+            allowed,
+            "open-file limit is below `limits.connections`; raise it (`ulimit -n`, `LimitNOFILE`)"
         );
     }
-    let (mut is_told_at, mut turn) = (None, 0);
+    let mut logged_at = None;
+    let mut next = 0;
     loop {
-        while gateway.connections() >= gateway.settings().limits.connections.min(room) {
+        while gateway.connections() >= gateway.settings().limits.connections.min(allowed) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, or a client that went before it was greeted.
+                // No descriptor is free, or the client disconnected before it was accepted.
                 let now = gateway.now();
-                if is_told_at.is_none_or(|then| now >= then + TOLD_EVERY) {
-                    is_told_at = Some(now);
-                    tracing::warn!(%error, "cannot accept");
+                if logged_at.is_none_or(|then| now >= then + ACCEPT_LOG_INTERVAL) {
+                    logged_at = Some(now);
+                    tracing::warn!(%error, "cannot accept a client connection");
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
@@ -291,50 +303,51 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
         };
         #[cfg(debug_assertions)]
         crate::fault::stick_accept();
-        let patience = gateway.settings().timeouts.between_bytes;
+        let user_timeout = gateway.settings().timeouts.between_bytes;
         if stream.set_nodelay(true).is_err() {
             continue;
         }
-        if let Err(error) = set_user_timeout(&stream, patience) {
+        if let Err(error) = set_user_timeout(&stream, user_timeout) {
             tracing::debug!(%error, "cannot set the TCP user timeout");
         }
         gateway.connection_count().fetch_add(1, Relaxed);
-        let handed = match stream.into_std() {
-            Ok(stream) => hand_over(&inboxes, &mut turn, stream).await,
+        let is_assigned = match stream.into_std() {
+            Ok(stream) => assign(&inboxes, &mut next, stream).await,
             Err(_) => false,
         };
-        if !handed {
+        if !is_assigned {
             gateway.connection_count().fetch_sub(1, Relaxed);
         }
     }
 }
 
-async fn answer_connections(
+/// Serves the connections that a worker is assigned, until the server stops.
+async fn run_worker(
     worker: Arc<Worker>,
     mut connections: mpsc::Receiver<std::net::TcpStream>,
     mut phases: watch::Receiver<Phase>,
 ) {
     tokio::spawn(run_coarse_timer());
-    let until_over = phases.clone();
-    let over = async move { phases.wait_for(|phase| *phase == Phase::Over).await.is_ok() };
-    let mut over = pin!(over);
+    let connection_phases = phases.clone();
+    let stopped = async move { phases.wait_for(|phase| *phase == Phase::Stopped).await.is_ok() };
+    let mut stopped = pin!(stopped);
     loop {
         let stream = tokio::select! {
-            _ = &mut over => return,
+            _ = &mut stopped => return,
             stream = connections.recv() => stream,
         };
         let Some(stream) = stream else {
-            over.await;
+            stopped.await;
             return;
         };
-        let count = CountedConnection(Arc::clone(&worker));
+        let counted = CountedConnection(Arc::clone(&worker));
         if let Ok(stream) = TcpStream::from_std(stream) {
-            tokio::spawn(connection(stream, count, until_over.clone()));
+            tokio::spawn(connection(stream, counted, connection_phases.clone()));
         }
     }
 }
 
-/// One connection less when it goes.
+/// Decrements the number of open connections when it is dropped.
 struct CountedConnection(Arc<Worker>);
 
 impl Drop for CountedConnection {
@@ -345,15 +358,16 @@ impl Drop for CountedConnection {
 
 async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch::Receiver<Phase>) {
     let settings = counted.0.gateway.settings();
-    let (tls, limits) = (settings.tls.client.clone(), settings.limits);
+    let tls = settings.tls.client.clone();
+    let limits = settings.limits;
     drop(settings);
     match tls {
-        None => converse(stream, counted, phases, limits).await,
+        None => serve_connection(stream, counted, phases, limits).await,
         Some(tls) => {
-            // Whoever cannot agree on how to talk has nothing to say; nor does who takes too long.
-            let greeted = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
-            match greeted {
-                Ok(Ok(stream)) => converse(stream, counted, phases, limits).await,
+            // Without a handshake there is no way to send the client an error: only log it.
+            let handshake = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
+            match handshake {
+                Ok(Ok(stream)) => serve_connection(stream, counted, phases, limits).await,
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake with a client failed"),
                 Err(_) => tracing::debug!("TLS handshake with a client timed out"),
             }
@@ -361,7 +375,7 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
     }
 }
 
-async fn converse(
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     counted: CountedConnection,
     mut phases: watch::Receiver<Phase>,
@@ -374,30 +388,32 @@ async fn converse(
         .header_read_timeout(limits.head_time)
         .max_headers(limits.headers)
         .max_buf_size(limits.head_bytes.max(8192))
-        // Chunks of a stream are short: copied together they cost less than a list of their parts, and what the
-        // engine's bytes were read into is free for its next ones.
+        // Chunks of a stream are short: one copied buffer costs less than a vectored write, and the
+        // buffer that the engine's bytes were read into is free for the next read.
         .writev(false)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    let news = phases.clone();
-    let finishing = async { phases.wait_for(|phase| *phase >= Phase::Finishing).await.is_ok() };
-    let mut finishing = pin!(finishing);
-    let mut wakes: Option<Waker> = None;
-    // Polling it takes a lock, and every chunk of a stream would: whom it wakes, and whether, is known without.
-    let mut finishing = pin!(poll_fn(|context| {
-        let is_set = wakes.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
-        if is_set && !news.has_changed().unwrap_or(true) {
+    let phase_changes = phases.clone();
+    let draining = async { phases.wait_for(|phase| *phase >= Phase::Draining).await.is_ok() };
+    let mut draining = pin!(draining);
+    let mut registered: Option<Waker> = None;
+    // Polling the watch channel takes a lock, and every chunk of a stream would poll it: skip that
+    // while the registered waker is still the right one and the phase has not changed.
+    let mut draining = pin!(poll_fn(|context| {
+        let is_registered =
+            registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        if is_registered && !phase_changes.has_changed().unwrap_or(true) {
             return Poll::Pending;
         }
-        wakes = Some(context.waker().clone());
-        finishing.as_mut().poll(context)
+        registered = Some(context.waker().clone());
+        draining.as_mut().poll(context)
     }));
-    // A connection that breaks is its client's affair.
+    // A connection error concerns only that client, so it is not reported.
     let served = async {
         tokio::select! {
             biased;
             _ended = connection.as_mut() => {}
-            _ = finishing.as_mut() => {
+            _ = draining.as_mut() => {
                 connection.as_mut().graceful_shutdown();
                 let _ended = connection.await;
             }
@@ -406,7 +422,7 @@ async fn converse(
     named(CONNECTION, served).await;
 }
 
-/// Different for every start, and no secret.
+/// A seed that differs on every start; it is not a secret.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
@@ -418,10 +434,11 @@ mod tests {
     use crate::watchdog::heartbeat::Threads;
 
     #[tokio::test]
-    async fn connections_are_dealt_in_turn_but_to_no_worker_that_is_stuck_or_full() {
+    async fn connections_are_assigned_round_robin_but_not_to_stuck_or_full_workers() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = || std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (threads, mut turn) = (Threads::default(), 0);
+        let threads = Threads::default();
+        let mut next = 0;
         let (inboxes, mut workers): (Vec<_>, Vec<_>) = (0..3)
             .map(|number| {
                 let (connections, worker) = mpsc::channel(2);
@@ -429,27 +446,27 @@ mod tests {
                 (WorkerInbox { connections, heartbeat }, worker)
             })
             .unzip();
-        let mut deal = async |inboxes: &[WorkerInbox], count| {
+        let mut assign_many = async |inboxes: &[WorkerInbox], count| {
             for _ in 0..count {
-                assert!(hand_over(inboxes, &mut turn, stream()).await);
+                assert!(assign(inboxes, &mut next, stream()).await);
             }
         };
-        deal(&inboxes, 3).await;
-        let waiting = |workers: &[mpsc::Receiver<_>]| -> Vec<_> {
+        assign_many(&inboxes, 3).await;
+        let queued = |workers: &[mpsc::Receiver<_>]| -> Vec<_> {
             workers.iter().map(mpsc::Receiver::len).collect()
         };
-        assert_eq!(waiting(&workers), [1, 1, 1]);
+        assert_eq!(queued(&workers), [1, 1, 1]);
         inboxes[1].heartbeat.set_stuck(true);
-        deal(&inboxes, 2).await;
-        assert_eq!(waiting(&workers), [2, 1, 2]);
+        assign_many(&inboxes, 2).await;
+        assert_eq!(queued(&workers), [2, 1, 2]);
         workers[2].recv().await.unwrap();
-        deal(&inboxes, 1).await;
-        assert_eq!(waiting(&workers), [2, 1, 2], "the first had no room");
+        assign_many(&inboxes, 1).await;
+        assert_eq!(queued(&workers), [2, 1, 2], "the first worker's inbox was full");
         inboxes[1].heartbeat.set_stuck(false);
-        deal(&inboxes, 1).await;
-        assert_eq!(waiting(&workers), [2, 2, 2]);
-        // All are full: it waits for the one whose turn it is.
-        let (handed, _) = tokio::join!(deal(&inboxes, 1), workers[2].recv());
-        assert_eq!((handed, waiting(&workers)), ((), vec![2, 2, 2]));
+        assign_many(&inboxes, 1).await;
+        assert_eq!(queued(&workers), [2, 2, 2]);
+        // All inboxes are full: it waits for the next worker.
+        let (assigned, _) = tokio::join!(assign_many(&inboxes, 1), workers[2].recv());
+        assert_eq!((assigned, queued(&workers)), ((), vec![2, 2, 2]));
     }
 }

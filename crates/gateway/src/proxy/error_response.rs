@@ -1,4 +1,4 @@
-//! What the gateway answers by itself, in the words of the interface that was used.
+//! Errors that the gateway itself answers, in the error format of the API that the client uses.
 
 use crate::dialect::Api;
 use crate::reply::ClientReply;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use wornpath_execution::CallFailure;
 use wornpath_routing::Rejection;
 
-/// A request that is turned away.
+/// The error that a refused or failed request is answered with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ErrorResponse {
     pub(crate) status: StatusCode,
@@ -25,7 +25,7 @@ impl ErrorResponse {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// Why.
+    /// The message for the client: what is wrong and how to fix it.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -59,11 +59,15 @@ impl From<Rejection> for ErrorResponse {
 
 impl From<CallFailure> for ErrorResponse {
     fn from(failure: CallFailure) -> Self {
-        let (status, retry_after) = (failure.status(), failure.retry_after());
-        Self { status, message: failure.to_string(), retry_after }
+        Self {
+            status: failure.status(),
+            message: failure.to_string(),
+            retry_after: failure.retry_after(),
+        }
     }
 }
 
+/// The error type of a status, as Anthropic's API names it.
 const fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",

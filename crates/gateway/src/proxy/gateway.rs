@@ -1,4 +1,7 @@
-//! What the threads that answer clients share.
+//! The state that all workers share: pods, queues, quotas, budgets, and the APIs around them.
+//!
+//! It is made once at startup and lives as long as the process; each field locks by itself, so
+//! there is no lock on the whole.
 
 use crate::fleet::block_size;
 use crate::fleet::checkpoint::Checkpoint;
@@ -27,15 +30,15 @@ use wornpath_routing::{FleetPod, Health, Rng};
 /// Whether the gateway takes requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readiness {
-    /// No pod has answered yet.
+    /// No pod is up.
     Starting,
-    /// It takes requests.
+    /// At least one pod is up.
     Ready,
-    /// It is shutting down.
+    /// The gateway is shutting down.
     Draining,
 }
 
-/// Shared by all threads that answer clients, and by the APIs around them.
+/// Shared by all workers, and by the local and admin APIs.
 pub struct Gateway {
     pods: Arc<PodRegistry>,
     pub(crate) checkpoint: Option<Arc<Checkpoint>>,
@@ -56,7 +59,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that has no clients yet. Everything that is not a request runs on `background`.
+    /// Restores the checkpoint and adds the configured pods. Everything that is not a request runs
+    /// on `background`.
     ///
     /// # Errors
     /// If the settings cannot be used.
@@ -106,7 +110,7 @@ impl Gateway {
         &self.pods
     }
 
-    /// The time since the start.
+    /// The time since the gateway started.
     #[must_use]
     pub fn now(&self) -> Moment {
         self.pods.now()
@@ -118,13 +122,13 @@ impl Gateway {
         self.pods.settings()
     }
 
-    /// The profiles in force, and which requests each is for.
+    /// The profiles in force, and the rules that select one for a request.
     #[must_use]
     pub fn routes(&self) -> Arc<RouteTable> {
         self.pods.routes()
     }
 
-    /// The pods as they are now.
+    /// The current pods.
     #[must_use]
     pub fn snapshot(&self) -> Arc<FleetSnapshot> {
         self.pods.snapshot()
@@ -160,13 +164,13 @@ impl Gateway {
         self.connections.load(Relaxed)
     }
 
-    /// Whether it is shutting down.
+    /// Whether the gateway is shutting down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.is_draining.load(Relaxed)
     }
 
-    /// Whether it takes requests.
+    /// Whether load balancers should send requests to this gateway.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         if self.is_draining() {
@@ -180,9 +184,9 @@ impl Gateway {
         }
     }
 
-    /// Sets what observes every request; before the first one comes.
+    /// Sets the observers of every request. Call it once, before the first request.
     pub fn observe(&self, observers: Vec<Arc<dyn SummaryObserver>>) {
-        // Set once, when the server is put together.
+        // A second call changes nothing.
         let _ = self.observers.set(observers);
     }
 
@@ -193,9 +197,9 @@ impl Gateway {
         }
     }
 
-    /// Sets the metrics that `/metrics` shows; before the first request comes.
+    /// Sets the metrics that `/metrics` shows. Call it once, before the first request.
     pub fn count(&self, metrics: Arc<Metrics>) {
-        // Set once, when the server is put together.
+        // A second call changes nothing.
         let _ = self.metrics.set(metrics);
     }
 
@@ -205,34 +209,34 @@ impl Gateway {
         self.metrics.get()
     }
 
-    /// Serves an API beside the engines'; before the first request comes.
+    /// Serves a local API next to those of the engines. Call it once, before the first request.
     pub fn serve_locally(&self, api: Arc<dyn LocalApi>) {
-        // Set once, when the server is put together.
+        // A second call changes nothing.
         let _ = self.local_api.set(api);
     }
 
-    /// The API that is served beside the engines', if there is one.
+    /// The local API, if one is set.
     #[must_use]
     pub fn local_api(&self) -> Option<&Arc<dyn LocalApi>> {
         self.local_api.get()
     }
 
     /// Tells the observers that a request has ended.
-    pub(crate) fn ended(&self, record: &RequestSummary) {
-        // Neither the client's name for it nor its prompt: both are the client's own words.
+    pub(crate) fn ended(&self, summary: &RequestSummary) {
+        // Without the request id and the prompt: the client chooses both, and they may be private.
         tracing::debug!(
-            api = record.api.name(),
-            profile = %record.profile,
-            pod = record.pod.as_ref().map(|(_, name)| name.as_str()),
-            status = record.status,
-            end = record.ended.word(),
-            retries = record.retries,
-            took = ?record.total,
+            api = summary.api.name(),
+            profile = %summary.profile,
+            pod = summary.pod.as_ref().map(|(_, name)| name.as_str()),
+            status = summary.status,
+            end = summary.ended.word(),
+            retries = summary.retries,
+            took = ?summary.total,
             "request ended"
         );
-        self.recorder.ended(record);
+        self.recorder.ended(summary);
         for observer in self.observers.get().into_iter().flatten() {
-            observer.ended(record);
+            observer.ended(summary);
         }
     }
 
@@ -250,7 +254,7 @@ impl Gateway {
     }
 }
 
-/// A generator for each worker. Its state is itself drawn: with states one step apart, two workers
+/// A generator for each worker. Its state is itself random: with states one step apart, two workers
 /// would draw the same numbers, and their requests would get the same ids.
 fn rng(seed: u64, worker: usize) -> Rng {
     Rng::new(Rng::new(seed.wrapping_add(worker as u64)).bits())

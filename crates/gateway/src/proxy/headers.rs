@@ -1,4 +1,5 @@
-//! Headers: what goes on, what stays, what is added.
+//! Header and path rules of the proxy: which headers are forwarded, stripped or added, which paths
+//! clients may use.
 
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
@@ -12,13 +13,13 @@ pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const POD: HeaderName = HeaderName::from_static("x-wornpath-pod");
 const REASON: HeaderName = HeaderName::from_static("x-wornpath-reason");
 const AZURE_KEY: HeaderName = HeaderName::from_static("api-key");
-/// Which answers came without a step that failed or that nobody could take.
+/// Marks a response for which a step of the plan failed or had no pod, and was skipped.
 pub(crate) const DEGRADED: HeaderName = HeaderName::from_static("x-wornpath-degraded");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Headers that concern one connection only. The length is hyper's to say.
+/// Headers that apply to one connection only. hyper sets the framing headers anew.
 const HOP_BY_HOP: [HeaderName; 9] = [
     KEEP_ALIVE,
     PROXY_CONNECTION,
@@ -31,7 +32,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     EXPECT,
 ];
 
-/// Takes out what concerns one connection only, and what that connection names besides.
+/// Removes the hop-by-hop headers, including those that `connection` lists.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
@@ -51,29 +52,29 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of a request what only this gateway says to a pod.
+/// Removes the headers of a request that only the gateway may send to a pod.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
-    strip_ours(headers);
+    strip_gateway_headers(headers);
     for name in [RANK, HOST, CONTENT_LENGTH] {
         headers.remove(name);
     }
 }
 
-/// Takes out what only this gateway says to a client.
-pub(crate) fn strip_ours(headers: &mut HeaderMap) {
+/// Removes the headers that only the gateway may send to a client.
+pub(crate) fn strip_gateway_headers(headers: &mut HeaderMap) {
     for name in [POD, REASON, DEGRADED] {
         headers.remove(name);
     }
 }
 
-/// Takes out what tells who the client is.
+/// Removes the headers that identify the client.
 pub(crate) fn strip_credentials(headers: &mut HeaderMap) {
     for name in [AUTHORIZATION, API_KEY, AZURE_KEY, COOKIE] {
         headers.remove(name);
     }
 }
 
-/// What profiles may look at: everything but keys. A session may be named by a cookie.
+/// The headers that profiles may read: all but keys. Cookies stay, as they may name a session.
 pub(crate) fn for_routing(headers: &HeaderMap) -> Vec<(String, String)> {
     const KEYS: [HeaderName; 3] = [AUTHORIZATION, API_KEY, AZURE_KEY];
     let mut shown = Vec::new();
@@ -87,20 +88,20 @@ pub(crate) fn for_routing(headers: &HeaderMap) -> Vec<(String, String)> {
     shown
 }
 
-/// The client's name for the request if it can be used, else one of ours.
+/// The request id of the client if it is valid, else a random one.
 pub(crate) fn request_id(headers: &HeaderMap, random: impl FnOnce() -> u64) -> HeaderValue {
-    let is_usable = |id: &&HeaderValue| {
+    let is_valid = |id: &&HeaderValue| {
         (1..=128).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
     };
-    if let Some(given) = headers.get(REQUEST_ID).filter(is_usable) {
+    if let Some(given) = headers.get(REQUEST_ID).filter(is_valid) {
         return given.clone();
     }
-    let ours = format!("{:016x}", random());
-    HeaderValue::from_maybe_shared(ours.into_bytes())
+    let generated = format!("{:016x}", random());
+    HeaderValue::from_maybe_shared(generated.into_bytes())
         .unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
 }
 
-/// Who answers, and why.
+/// Adds the debug headers: the pod that answers, and why it was chosen.
 pub(crate) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_degraded: bool) {
     if let Ok(pod) = HeaderValue::from_str(pod.as_str()) {
         headers.insert(POD, pod);
@@ -112,16 +113,16 @@ pub(crate) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_de
     }
 }
 
-/// Refuses a path that is not written in the one way in which rules for paths are. Engines decode and tidy paths, so
-/// that another spelling would be served by what the rules were never asked about.
-pub(crate) fn plain(path: &str) -> Result<(), String> {
-    let disguise = path.match_indices('%').find_map(|(at, _)| {
+/// Refuses a path that is not in its normal form. Engines decode and normalize paths, so another
+/// spelling of a path could bypass the path rules.
+pub(crate) fn check_spelling(path: &str) -> Result<(), String> {
+    let needless_escape = path.match_indices('%').find_map(|(at, _)| {
         let code = path.get(at..at + 3)?;
         let meant = char::from(u8::from_str_radix(&code[1..], 16).ok()?);
         let is_needless = meant.is_ascii_alphanumeric() || "-._~/".contains(meant);
         is_needless.then_some((code, meant))
     });
-    if let Some((code, meant)) = disguise {
+    if let Some((code, meant)) = needless_escape {
         return Err(format!("the path `{path}` has `{code}`; write it as `{meant}`"));
     }
     if path.contains("//") {
@@ -135,7 +136,7 @@ pub(crate) fn plain(path: &str) -> Result<(), String> {
     }
 }
 
-/// How long a request's line and headers were, but for spaces that mean nothing.
+/// The length of the request line and the headers on the wire, without optional whitespace.
 pub(crate) fn length(parts: &Parts) -> usize {
     let path = parts.uri.path_and_query().map_or(1, |path| path.as_str().len());
     let line = parts.method.as_str().len() + path + "  HTTP/1.1\r\n".len();
@@ -143,10 +144,11 @@ pub(crate) fn length(parts: &Parts) -> usize {
     lengths.fold(line + "\r\n".len(), |all, length| all + length + ": \r\n".len())
 }
 
-/// Whether clients may ask engines for a path: for answers to prompts, not for what operates an engine.
-pub(crate) fn is_for_clients(path: &str) -> bool {
-    const OPERATING: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
-    const ANSWERING: [&str; 11] = [
+/// Whether clients may use a path of an engine: inference paths, but not those that manage an
+/// engine.
+pub(crate) fn is_client_path(path: &str) -> bool {
+    const MANAGEMENT: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
+    const INFERENCE: [&str; 11] = [
         "/tokenize",
         "/detokenize",
         "/rerank",
@@ -160,7 +162,7 @@ pub(crate) fn is_for_clients(path: &str) -> bool {
         "/get_model_info",
     ];
     let is_versioned = path.starts_with("/v1/") || path.starts_with("/v2/");
-    (is_versioned && !OPERATING.contains(&path)) || ANSWERING.contains(&path)
+    (is_versioned && !MANAGEMENT.contains(&path)) || INFERENCE.contains(&path)
 }
 
 #[cfg(test)]
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_concerns_one_connection_does_not_go_on() {
+    fn hop_by_hop_headers_and_forged_gateway_headers_are_not_forwarded() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, x-mine"),
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_as_long_as_it_was_on_the_wire() {
+    fn the_length_of_a_head_is_its_length_on_the_wire() {
         let wire = "POST /v1/completions?a=1 HTTP/1.1\r\nhost: h\r\nx-a: 1\r\nx-a: 22\r\n\r\n";
         let request = hyper::Request::post("/v1/completions?a=1");
         let request = request.header("host", "h").header("x-a", "1").header("x-a", "22");
@@ -195,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_has_one_spelling() {
+    fn a_path_that_is_not_in_normal_form_is_refused() {
         for path in
             ["/v1/models/a%20b", "/v1/files/", "/v1/a%25", "/v1/%", "/v1/%z", "/v1/...", "/"]
         {
-            assert_eq!(plain(path), Ok(()), "{path}");
+            assert_eq!(check_spelling(path), Ok(()), "{path}");
         }
-        for (path, named) in [
+        for (path, quoted) in [
             ("/v1/%6coad_lora_adapter", "`%6c`; write it as `l`"),
             ("/v1/chat/%63ompletions", "`%63`"),
             ("/v1/x/%2E%2e/load_lora_adapter", "`%2E`; write it as `.`"),
@@ -211,13 +213,13 @@ mod tests {
             ("/v1/./completions", "segment `.`"),
             ("/v1/x/..", "segment `..`"),
         ] {
-            let refused = plain(path).unwrap_err();
-            assert!(refused.contains(named), "{refused}");
+            let refused = check_spelling(path).unwrap_err();
+            assert!(refused.contains(quoted), "{refused}");
         }
     }
 
     #[test]
-    fn profiles_see_everything_but_keys() {
+    fn profiles_get_all_headers_but_keys() {
         let mut headers = HeaderMap::new();
         for name in ["authorization", "x-api-key", "api-key", "cookie", "user-agent", "x-mine"] {
             headers.insert(name, HeaderValue::from_static("1"));
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_keeps_its_name_unless_it_cannot_be_one() {
+    fn a_valid_request_id_is_kept_and_an_invalid_one_is_replaced() {
         let mut headers = HeaderMap::new();
         assert_eq!(request_id(&headers, || 7), "0000000000000007");
         headers.insert(REQUEST_ID, HeaderValue::from_static("mine-1"));

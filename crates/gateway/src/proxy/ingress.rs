@@ -1,4 +1,7 @@
-//! Takes a request in: who it is from, what it may bring, its body within the limit.
+//! Ingress: authenticates a request, checks its head, and reads its body within the limits.
+//!
+//! Everything that can refuse a request by its head comes before the body is read, so a refused
+//! client costs no memory. Encoded bodies are refused, because routing would have to decode them.
 
 use crate::observe::request_trace::TraceContext;
 use crate::proxy::error_response::ErrorResponse;
@@ -14,26 +17,27 @@ use sha2::{Digest, Sha256};
 use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
 use wornpath_execution::{StepCall, spend_coop_budget};
 
-/// A request that may be answered.
+/// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
     pub(crate) tenant: Option<&'a TenantSettings>,
     pub(crate) call: StepCall,
-    /// The headers that profiles may look at, also those that pods do not get.
+    /// The headers that profiles may read, including those that pods do not get.
     pub(crate) shown: Vec<(String, String)>,
 }
 
-/// Checks the head, and only then reads the body.
-pub(crate) async fn take_in(
+/// Checks the head, then reads the body.
+pub(crate) async fn receive(
     request: Request<Incoming>,
     id: HeaderValue,
     settings: &Settings,
 ) -> Result<Ingress<'_>, ErrorResponse> {
     let (mut parts, body) = request.into_parts();
-    let (most, found) = (settings.limits.head_bytes, headers::length(&parts));
-    if found > most {
-        // What is read at once may be more than the limit, and whole.
+    let limit = settings.limits.head_bytes;
+    let length = headers::length(&parts);
+    if length > limit {
+        // hyper's buffer may hold a complete head that is longer than the limit.
         let message = format!(
-            "request line and headers too large: {found} bytes (limit {most}, `limits.head`)"
+            "request line and headers too large: {length} bytes (limit {limit}, `limits.head`)"
         );
         return Err(ErrorResponse::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
     }
@@ -59,23 +63,24 @@ pub(crate) async fn take_in(
             "invalid path `{path}`: it must begin with a slash"
         )));
     }
-    headers::plain(path.path()).map_err(ErrorResponse::bad)?;
-    if !headers::is_for_clients(path.path()) && !is_named(path.path(), settings) {
+    headers::check_spelling(path.path()).map_err(ErrorResponse::bad)?;
+    if !headers::is_client_path(path.path()) && !has_route(path.path(), settings) {
         let path = path.path();
         let message =
             format!("`{path}` is not forwarded to engines; add a route with this path to allow it");
         return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
     }
-    let body = match tokio::time::timeout(settings.limits.body_time, whole(body, settings)).await {
-        Ok(body) => body?,
-        Err(_) => {
-            let message = format!(
-                "timeout reading the body: not complete after {:?}",
-                settings.limits.body_time
-            );
-            return Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message));
-        }
-    };
+    let body =
+        match tokio::time::timeout(settings.limits.body_time, collect_body(body, settings)).await {
+            Ok(body) => body?,
+            Err(_) => {
+                let message = format!(
+                    "timeout reading the body: not complete after {:?}",
+                    settings.limits.body_time
+                );
+                return Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message));
+            }
+        };
     headers::strip(&mut parts.headers);
     headers::strip_request(&mut parts.headers);
     parts.headers.insert(headers::REQUEST_ID, id);
@@ -88,13 +93,14 @@ pub(crate) async fn take_in(
     Ok(Ingress { tenant, call, shown })
 }
 
-/// Whether the configuration names the path.
-fn is_named(path: &str, settings: &Settings) -> bool {
+/// Whether a route of the configuration matches the path.
+fn has_route(path: &str, settings: &Settings) -> bool {
     let patterns = settings.routes.iter().filter_map(|route| route.path.as_deref());
     patterns.into_iter().any(|pattern| is_path(pattern, path))
 }
 
-/// Whose request it is. All keys are compared, each in constant time, so that the time tells nothing.
+/// The tenant whose API key the request has; none where no tenants are configured. All keys are
+/// compared, each in constant time, so that response times reveal nothing about a key.
 pub fn tenant<'a>(
     headers: &HeaderMap,
     settings: &'a Settings,
@@ -102,20 +108,20 @@ pub fn tenant<'a>(
     if settings.tenants.is_empty() {
         return Ok(None);
     }
-    let given = headers
+    let key = headers
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.split_once(' '))
         .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then_some(key))
         .or_else(|| headers.get(headers::API_KEY).and_then(|value| value.to_str().ok()));
-    let Some(given) = given else {
+    let Some(key) = key else {
         let message = "missing API key; send it as `authorization: Bearer …`".to_owned();
         return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, message));
     };
-    let digest = KeyDigest(Sha256::digest(given.trim().as_bytes()).into());
+    let digest = KeyDigest(Sha256::digest(key.trim().as_bytes()).into());
     let mut found = None;
     for tenant in &settings.tenants {
-        if is_equal(&digest, &tenant.key) {
+        if constant_time_eq(&digest, &tenant.key) {
             found = Some(tenant);
         }
     }
@@ -123,29 +129,30 @@ pub fn tenant<'a>(
     found.map_or_else(|| Err(unknown()), |tenant| Ok(Some(tenant)))
 }
 
-fn is_equal(one: &KeyDigest, other: &KeyDigest) -> bool {
+fn constant_time_eq(one: &KeyDigest, other: &KeyDigest) -> bool {
     one.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
 }
 
-/// The body, never more than the limit in memory. One that came in one piece is not copied.
-async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorResponse> {
-    let most = settings.limits.body_bytes;
+/// The complete body; at most the limit is held in memory. A body of a single frame is not copied.
+async fn collect_body(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorResponse> {
+    let limit = settings.limits.body_bytes;
     let too_large = || {
-        let message = format!("body too large: more than {most} bytes (`limits.body`)");
+        let message = format!("body too large: more than {limit} bytes (`limits.body`)");
         ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     let expected = body.size_hint().lower();
-    if expected > most as u64 {
+    if expected > limit as u64 {
         return Err(too_large());
     }
-    let (mut first, mut all) = (Bytes::new(), BytesMut::new());
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             ErrorResponse::bad(format!("connection closed before the end of the body: {error}"))
         })?;
         let Ok(data) = frame.into_data() else { continue };
         spend_coop_budget(data.len()).await;
-        if first.len() + all.len() + data.len() > most {
+        if first.len() + all.len() + data.len() > limit {
             return Err(too_large());
         }
         if first.is_empty() && all.is_empty() {
@@ -163,19 +170,20 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorRe
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::disallowed_methods, reason = "time is what is tested")]
+    #![allow(clippy::disallowed_methods, reason = "the test measures time")]
     use super::*;
     use std::hint::black_box;
     use std::time::Instant;
 
     type Compare = fn(&KeyDigest, &KeyDigest) -> bool;
 
-    fn until_they_differ(one: &KeyDigest, other: &KeyDigest) -> bool {
+    fn early_exit_eq(one: &KeyDigest, other: &KeyDigest) -> bool {
         one.0.iter().zip(&other.0).all(|(one, other)| black_box(one) == black_box(other))
     }
 
-    /// How many times longer a key that is nearly right takes than one that is all wrong, in the median.
-    fn told_apart(compare: Compare) -> f64 {
+    /// The median time to compare a key that is wrong in its last byte, relative to one that is
+    /// wrong in every byte.
+    fn timing_ratio(compare: Compare) -> f64 {
         let right = KeyDigest([7; 32]);
         let mut nearly = right;
         nearly.0[31] ^= 1;
@@ -200,10 +208,10 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_key_is_compared_does_not_tell_how_much_of_it_is_right() {
-        let careless = told_apart(until_they_differ);
-        assert!(careless > 2.0, "the test would not notice a difference: {careless}");
-        let ours = told_apart(is_equal);
-        assert!((0.9..1.1).contains(&ours), "{ours}");
+    fn the_time_to_compare_a_key_does_not_reveal_how_much_of_it_is_right() {
+        let early_exit = timing_ratio(early_exit_eq);
+        assert!(early_exit > 2.0, "the test would not notice a difference: {early_exit}");
+        let constant = timing_ratio(constant_time_eq);
+        assert!((0.9..1.1).contains(&constant), "{constant}");
     }
 }

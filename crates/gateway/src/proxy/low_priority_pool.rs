@@ -1,9 +1,11 @@
-//! Threads for work that takes long: they give way to those that answer clients.
+//! Low-priority threads for long work, such as tokenizing a long prompt.
 //!
-//! A thread that wakes up because a token has come should run at once. Beside one that tokenizes a long prompt on the
-//! same core it would wait for the end of a slice of the scheduler's, which is milliseconds. Being nice is not enough
-//! for that: whoever gets little is owed the more, and Linux pays it back before it lets the other one run, to a
-//! batch job and to an idle one too. So such a thread also yields between pieces of a text, which gives up its claim.
+//! A worker that wakes up because a token has arrived should run at once. If a thread on the same
+//! core is tokenizing a long prompt, the worker waits for the end of a scheduler slice, which is
+//! milliseconds. A higher nice value is not enough: Linux credits a thread for the time that it did
+//! not get, also under `SCHED_BATCH` and `SCHED_IDLE`, and lets it use that credit before the
+//! worker runs. So these threads also yield between pieces of a text, which gives up the credit. A
+//! tokenizer that cannot split a text does not yield within it.
 
 use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::{Threads, step};
@@ -15,19 +17,21 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use wornpath_blocks::set_yield_hook;
 
-/// How nice such threads are: where every core is wanted, they get at most a third of what others do.
+/// The nice value of these threads: on a fully loaded machine they get at most a third of the CPU
+/// time that other threads get.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 5;
 
-/// Bytes of a prompt that even the slowest tokenizer gets through in a second. One without proven cuts takes a prompt
-/// in one piece, and does not beat meanwhile.
-const BYTES_A_SECOND: usize = 64 * 1024;
+/// Bytes of a prompt that even the slowest tokenizer processes in a second. A tokenizer without
+/// proven split points takes a prompt in one piece, without a heartbeat, so the watchdog allows for
+/// this time.
+const BYTES_PER_SECOND: usize = 64 * 1024;
 
-/// Runs work on low-priority threads, each piece under a name that the watchdog can report.
+/// Runs jobs on low-priority threads, each under a name that the watchdog can report.
 pub(crate) struct LowPriorityPool {
     background: Handle,
     threads: Arc<Threads>,
-    /// Long prompts that may be prepared at once.
+    /// Limits the long prompts that are prepared concurrently.
     permits: Arc<Semaphore>,
 }
 
@@ -40,7 +44,7 @@ impl LowPriorityPool {
         Self { background, threads, permits: Arc::new(Semaphore::new(permits)) }
     }
 
-    /// Runs `work`, which is about a prompt of `bytes`.
+    /// Runs `work` on a prompt of `bytes`, which extend the watchdog's timeout.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: &'static TaskName,
@@ -48,14 +52,15 @@ impl LowPriorityPool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> JoinHandle<T> {
         let threads = Arc::clone(&self.threads);
-        let allowance = STUCK_AFTER + Duration::from_secs((bytes / BYTES_A_SECOND) as u64);
+        let allowance = STUCK_AFTER + Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);
         self.background.spawn_blocking(move || {
-            give_way();
+            lower_priority();
             threads.run_job(task, allowance, work)
         })
     }
 
-    /// The same, at most so many pieces of work at once as there are permits.
+    /// Like [`Self::spawn`], but waits for a permit, so that the number of concurrent jobs is
+    /// limited.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         task: &'static TaskName,
@@ -63,18 +68,19 @@ impl LowPriorityPool {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, PoolClosed> {
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| PoolClosed)?;
-        // The work goes on if its client disconnects; the permit is free when the work has ended.
+        // The job continues if its client disconnects; it holds the permit until it has ended.
         let work = move || {
-            let done = work();
+            let result = work();
             drop(permit);
-            done
+            result
         };
         self.spawn(task, bytes, work).await.map_err(|_| PoolClosed)
     }
 }
 
-/// Makes this thread a nice one that yields. Elsewhere than on Linux the whole process would be nice.
-fn give_way() {
+/// Raises the nice value of this thread and makes it yield. Only on Linux does a nice value apply
+/// to a single thread; elsewhere it would apply to the whole process, so it is not set.
+fn lower_priority() {
     set_yield_hook(|| {
         step();
         std::thread::yield_now();
@@ -83,7 +89,7 @@ fn give_way() {
     {
         thread_local!(static IS_NICE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
         if !IS_NICE.replace(true) {
-            // Not being allowed to is no reason to refuse the work.
+            // Without the permission to change the priority, the work is done all the same.
             let _ = rustix::process::setpriority_process(None, NICENESS);
         }
     }
@@ -94,16 +100,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn such_a_thread_is_nice_and_no_other() {
-        let own = || rustix::process::getpriority_process(None).expect("a thread has a priority");
+    fn only_the_low_priority_thread_gets_a_higher_nice_value() {
+        let nice_value =
+            || rustix::process::getpriority_process(None).expect("a thread has a priority");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
         let runtime = runtime.expect("a runtime starts");
-        let before = own();
-        let on_such_a_thread = runtime.handle().spawn_blocking(move || {
-            give_way();
-            own()
+        let before = nice_value();
+        let job = runtime.handle().spawn_blocking(move || {
+            lower_priority();
+            nice_value()
         });
-        let there = runtime.block_on(on_such_a_thread).expect("it ran");
-        assert_eq!((there, own()), (NICENESS.max(before), before));
+        let lowered = runtime.block_on(job).expect("the job ran");
+        assert_eq!(lowered, NICENESS.max(before));
+        assert_eq!(nice_value(), before);
     }
 }

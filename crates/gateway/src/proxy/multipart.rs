@@ -1,24 +1,28 @@
-//! `multipart/form-data`, read as it comes: a file of any size goes through without being held.
+//! Streaming parser for `multipart/form-data`.
+//!
+//! An uploaded file may be larger than memory, so the parser takes the body chunk by chunk and
+//! emits the content as it arrives; it buffers at most the headers of a part or a possible
+//! boundary. It ignores all headers of a part but `content-disposition`.
 
-/// The most bytes of a part's head.
-const MOST_HEAD: usize = 8 << 10;
-/// How much of a form is looked at at once for a field: a file in it need not be held twice.
-const FIELD_PIECE: usize = 64 << 10;
+/// The most bytes of a part's headers.
+const MAX_HEAD_BYTES: usize = 8 << 10;
+/// The chunk size when a form in memory is searched for a field: a file in it is not copied whole.
+const FIELD_CHUNK_BYTES: usize = 64 << 10;
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// What is found, in order.
+/// What the parser emits, in the order of the body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MultipartEvent {
     /// A part begins.
     Part {
-        /// The field.
+        /// The name of the form field.
         name: String,
-        /// What the client calls the file, if it is one.
+        /// The file name, if the part is a file.
         filename: Option<String>,
     },
-    /// Some of its content.
+    /// The next bytes of the part's content.
     Data(Vec<u8>),
-    /// It has ended.
+    /// The part is complete.
     PartEnd,
 }
 
@@ -26,14 +30,14 @@ pub enum MultipartEvent {
 enum MultipartState {
     /// Before the first boundary.
     Preamble,
-    /// Right behind a boundary.
-    Behind,
+    /// Right after a boundary.
+    AfterBoundary,
     Head,
     Content,
     End,
 }
 
-/// Reads parts.
+/// The parser of one form.
 #[derive(Debug)]
 pub struct Multipart {
     delimiter: Vec<u8>,
@@ -42,7 +46,7 @@ pub struct Multipart {
 }
 
 impl Multipart {
-    /// For a `content-type`; none if it is another kind or has no boundary.
+    /// A parser for a `content-type`; none if it is not a form or has no boundary.
     pub fn of(content_type: &str) -> Option<Self> {
         let (kind, rest) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -50,19 +54,19 @@ impl Multipart {
         }
         let boundary = parameter(rest, "boundary").filter(|boundary| !boundary.is_empty())?;
         let delimiter = format!("\r\n--{boundary}").into_bytes();
-        // So that the first boundary looks like the others.
+        // The line break makes the first boundary look like the others.
         Some(Self { delimiter, pending: b"\r\n".to_vec(), state: MultipartState::Preamble })
     }
 
-    /// Whether the last part has ended.
+    /// Whether the closing boundary has been parsed.
     pub fn is_over(&self) -> bool {
         self.state == MultipartState::End
     }
 
-    /// The next bytes, and what is found in them.
+    /// Parses the next bytes and appends the events in them.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If the form is malformed; the error says how.
     pub fn feed(
         &mut self,
         bytes: &[u8],
@@ -77,11 +81,13 @@ impl Multipart {
         Ok(())
     }
 
-    /// What a form that is there as a whole has in a field that is no file; nothing if it is broken before that.
+    /// The value of a field in a complete form; none if the field is missing or a file, or if the
+    /// form is malformed before it.
     pub fn field(mut self, body: &[u8], field: &str) -> Option<String> {
-        let (mut found, mut events) = (None::<Vec<u8>>, Vec::new());
-        for piece in body.chunks(FIELD_PIECE) {
-            self.feed(piece, &mut events).ok()?;
+        let mut found = None::<Vec<u8>>;
+        let mut events = Vec::new();
+        for chunk in body.chunks(FIELD_CHUNK_BYTES) {
+            self.feed(chunk, &mut events).ok()?;
             for event in events.drain(..) {
                 match (event, &mut found) {
                     (MultipartEvent::Part { name, filename: None }, _) if name == field => {
@@ -96,7 +102,7 @@ impl Multipart {
         None
     }
 
-    /// Takes one thing from `at` on and says how long it was; none if more bytes are needed.
+    /// Parses one element at `at` and returns its length; none if more bytes are needed.
     fn step(
         &mut self,
         at: usize,
@@ -105,7 +111,7 @@ impl Multipart {
         let rest = &self.pending[at..];
         match self.state {
             MultipartState::End => Ok((!rest.is_empty()).then_some(rest.len())),
-            MultipartState::Behind => match rest.get(..2) {
+            MultipartState::AfterBoundary => match rest.get(..2) {
                 None => Ok(None),
                 Some(b"--") => {
                     self.state = MultipartState::End;
@@ -119,8 +125,11 @@ impl Multipart {
             },
             MultipartState::Head => {
                 let found = find(rest, END_OF_HEAD);
-                // The same wherever the body was cut: as long as its end may still come in time, it is waited for.
-                if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len())) > MOST_HEAD {
+                // The result must not depend on chunk sizes: wait while the end may still be in
+                // time.
+                if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len()))
+                    > MAX_HEAD_BYTES
+                {
                     return Err("the headers of a part are too long");
                 }
                 let Some(length) = found else { return Ok(None) };
@@ -130,7 +139,7 @@ impl Multipart {
             }
             MultipartState::Preamble | MultipartState::Content => {
                 let found = find(rest, &self.delimiter);
-                // What may be the beginning of a boundary waits for the rest of it.
+                // The last bytes may be the beginning of a boundary: keep them for the next chunk.
                 let length =
                     found.unwrap_or_else(|| rest.len().saturating_sub(self.delimiter.len()));
                 if self.state == MultipartState::Content {
@@ -142,7 +151,7 @@ impl Multipart {
                     }
                 }
                 if found.is_some() {
-                    self.state = MultipartState::Behind;
+                    self.state = MultipartState::AfterBoundary;
                     return Ok(Some(length + self.delimiter.len()));
                 }
                 Ok((length > 0).then_some(length))
@@ -166,7 +175,7 @@ fn part(head: &[u8]) -> Result<MultipartEvent, &'static str> {
     Err("a part has no content-disposition")
 }
 
-/// The value of a parameter, with or without quotes.
+/// The value of a parameter of a header, without its quotes.
 fn parameter(text: &str, name: &str) -> Option<String> {
     let mut rest = text;
     loop {
@@ -174,15 +183,16 @@ fn parameter(text: &str, name: &str) -> Option<String> {
         if let Some((known, value)) = parameter.split_once('=')
             && known.trim().eq_ignore_ascii_case(name)
         {
-            return Some(unquoted(value.trim()));
+            return Some(unquote(value.trim()));
         }
         rest = more.strip_prefix(';')?;
     }
 }
 
-/// Where the first semicolon is that stands in no quotes, or the end.
+/// The position of the first semicolon outside quotes, or the end.
 fn end_of_parameter(text: &str) -> usize {
-    let (mut is_quoted, mut is_escaped) = (false, false);
+    let mut is_quoted = false;
+    let mut is_escaped = false;
     let is_end = |byte: u8| {
         match byte {
             _ if is_escaped => is_escaped = false,
@@ -196,11 +206,12 @@ fn end_of_parameter(text: &str) -> usize {
     text.bytes().position(is_end).unwrap_or(text.len())
 }
 
-/// Without its quotes, if it has any. A backslash stands before a quote or another backslash; before anything else it is
-/// itself, because some clients send whole paths.
-fn unquoted(value: &str) -> String {
+/// The value without its quotes, if it has any. A backslash escapes a quote or another backslash;
+/// before any other character it is literal, because some clients send Windows paths.
+fn unquote(value: &str) -> String {
     let Some(inside) = value.strip_prefix('"') else { return value.to_owned() };
-    let (mut plain, mut rest) = (String::new(), inside.chars().peekable());
+    let mut plain = String::new();
+    let mut rest = inside.chars().peekable();
     while let Some(next) = rest.next() {
         match next {
             '"' => break,
@@ -228,20 +239,29 @@ mod tests {
 
     const BODY: &str = "ignored\r\n--b0\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b0\r\ncontent-type: application/jsonl\r\ncontent-disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{\"a\":1}\r\n--b\r\n{}\n\r\n--b0--\r\nmore";
 
-    fn read(cut: usize) -> Vec<(String, Option<String>, String)> {
+    #[derive(PartialEq, Debug)]
+    struct Part {
+        name: String,
+        filename: Option<String>,
+        content: String,
+    }
+
+    /// The parts of `BODY`, fed in two chunks.
+    fn parse_split(at: usize) -> Vec<Part> {
         let mut parser = Multipart::of("Multipart/Form-Data; boundary=\"b0\"").unwrap();
         let mut events = Vec::new();
-        parser.feed(&BODY.as_bytes()[..cut], &mut events).unwrap();
-        parser.feed(&BODY.as_bytes()[cut..], &mut events).unwrap();
+        parser.feed(&BODY.as_bytes()[..at], &mut events).unwrap();
+        parser.feed(&BODY.as_bytes()[at..], &mut events).unwrap();
         assert!(parser.is_over());
-        let mut parts: Vec<(String, Option<String>, String)> = Vec::new();
+        let mut parts: Vec<Part> = Vec::new();
         for event in events {
             match event {
                 MultipartEvent::Part { name, filename } => {
-                    parts.push((name, filename, String::new()))
+                    parts.push(Part { name, filename, content: String::new() });
                 }
                 MultipartEvent::Data(data) => {
-                    parts.last_mut().unwrap().2.push_str(std::str::from_utf8(&data).unwrap());
+                    let content = &mut parts.last_mut().unwrap().content;
+                    content.push_str(std::str::from_utf8(&data).unwrap());
                 }
                 MultipartEvent::PartEnd => {}
             }
@@ -250,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_found_that_is_no_file() {
+    fn a_field_is_found_unless_it_is_a_file() {
         let field = |name| {
             Multipart::of("multipart/form-data; boundary=b0").unwrap().field(BODY.as_bytes(), name)
         };
@@ -260,24 +280,28 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_the_same_wherever_the_body_is_cut() {
-        let whole = vec![
-            ("purpose".to_owned(), None, "batch".to_owned()),
-            ("file".to_owned(), Some("in.jsonl".to_owned()), "{\"a\":1}\r\n--b\r\n{}\n".to_owned()),
-        ];
-        for cut in 0..BODY.len() {
-            assert_eq!(read(cut), whole, "cut at {cut}");
+    fn parts_are_the_same_wherever_the_body_is_split() {
+        let purpose =
+            Part { name: "purpose".to_owned(), filename: None, content: "batch".to_owned() };
+        let file = Part {
+            name: "file".to_owned(),
+            filename: Some("in.jsonl".to_owned()),
+            content: "{\"a\":1}\r\n--b\r\n{}\n".to_owned(),
+        };
+        let expected = [purpose, file];
+        for at in 0..BODY.len() {
+            assert_eq!(parse_split(at), expected, "split at {at}");
         }
     }
 
     #[test]
-    fn a_quoted_name_may_have_anything_in_it() {
-        let named = |written: &str| {
-            let value = format!("form-data; filename={written}; name=\"file\"");
-            assert_eq!(parameter(&value, "name").as_deref(), Some("file"), "{written}");
+    fn a_quoted_name_may_contain_any_character() {
+        let filename = |quoted: &str| {
+            let value = format!("form-data; filename={quoted}; name=\"file\"");
+            assert_eq!(parameter(&value, "name").as_deref(), Some("file"), "{quoted}");
             parameter(&value, "filename").unwrap()
         };
-        for (written, name) in [
+        for (quoted, name) in [
             (r#""a;b=c.jsonl""#, "a;b=c.jsonl"),
             (r#""; name=other""#, "; name=other"),
             (r#""say \"hi\"; \\""#, r#"say "hi"; \"#),
@@ -286,38 +310,38 @@ mod tests {
             ("plain.jsonl", "plain.jsonl"),
             ("\"\"", ""),
         ] {
-            assert_eq!(named(written), name);
+            assert_eq!(filename(quoted), name);
         }
-        for unended in ["name=\"a;b", "name=\"a\\", "name=\"", "name=\"a\\\""] {
-            assert!(parameter(unended, "name").is_some(), "{unended}");
+        for unterminated in ["name=\"a;b", "name=\"a\\", "name=\"", "name=\"a\\\""] {
+            assert!(parameter(unterminated, "name").is_some(), "{unterminated}");
         }
     }
 
     #[test]
-    fn too_long_a_head_is_refused_however_it_comes() {
-        let head = format!("x: {}", "y".repeat(MOST_HEAD - 2));
+    fn too_long_headers_of_a_part_are_refused_for_any_chunking() {
+        let head = format!("x: {}", "y".repeat(MAX_HEAD_BYTES - 2));
         let long = format!("--b\r\n{head}\r\n\r\n");
-        for pieces in [vec![long.as_str()], long.split_inclusive('\n').collect()] {
+        for chunks in [vec![long.as_str()], long.split_inclusive('\n').collect()] {
             let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
             let mut result = Ok(());
-            for piece in pieces {
-                result = result.and_then(|()| parser.feed(piece.as_bytes(), &mut Vec::new()));
+            for chunk in chunks {
+                result = result.and_then(|()| parser.feed(chunk.as_bytes(), &mut Vec::new()));
             }
             assert_eq!(result, Err("the headers of a part are too long"));
         }
     }
 
     #[test]
-    fn what_is_no_form_is_refused() {
+    fn a_malformed_form_is_refused() {
         assert!(Multipart::of("application/json").is_none());
         assert!(Multipart::of("multipart/form-data; boundary=").is_none());
-        let wrong = |body: &str| {
+        let parse = |body: &str| {
             let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
             parser.feed(body.as_bytes(), &mut Vec::new())
         };
-        assert!(wrong("--bxy").is_err());
-        assert!(wrong("--b\r\nx: y\r\n\r\n").is_err());
-        assert!(wrong(&format!("--b\r\n{}", "x".repeat(9_000))).is_err());
-        assert!(wrong("--b\r\ncontent-disposition: form-data\r\n\r\n").is_err());
+        assert!(parse("--bxy").is_err());
+        assert!(parse("--b\r\nx: y\r\n\r\n").is_err());
+        assert!(parse(&format!("--b\r\n{}", "x".repeat(9_000))).is_err());
+        assert!(parse("--b\r\ncontent-disposition: form-data\r\n\r\n").is_err());
     }
 }

@@ -1,7 +1,8 @@
-//! From a JSON body to what routing needs of it.
+//! Parses a JSON body into the fields that routing needs.
 //!
-//! What is not JSON is refused here, so that no engine and no splice ever sees it. What is JSON but makes
-//! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
+//! For a known API, a body that is not a JSON object is refused here, so no engine gets it and
+//! fields can be inserted into every body. A JSON object that is invalid for the API is routed by
+//! the fields that could be read; the engine refuses it with its own error message.
 
 use crate::dialect::{Api, chat};
 use crate::proxy::error_response::ErrorResponse;
@@ -19,18 +20,18 @@ use wornpath_config::BodyLength;
 use wornpath_execution::StepCall;
 use wornpath_routing::Request;
 
-/// What was read.
+/// The result of parsing a body.
 #[derive(Debug, Default)]
 pub struct ParsedBody {
-    /// What the client calls the model.
+    /// The model that the client names; empty if it names none.
     pub model: String,
-    /// What routing needs of it.
+    /// The input of routing.
     pub request: Request,
-    /// Whether fields can be set in the body.
+    /// Whether the body is a JSON object, into which fields can be inserted.
     pub is_object: bool,
 }
 
-/// The form that a body of another interface is said to be: audio to be written down comes in one.
+/// A parser for a multipart body at a path that no dialect names, such as audio transcriptions.
 pub(crate) fn form(api: Api, call: &StepCall) -> Option<Multipart> {
     let kind = call.headers.get(CONTENT_TYPE).filter(|_| !api.dialect().is_known())?;
     Multipart::of(kind.to_str().ok()?)
@@ -38,7 +39,8 @@ pub(crate) fn form(api: Api, call: &StepCall) -> Option<Multipart> {
 
 static PARSE: TaskName = TaskName::new("parse a request");
 
-/// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
+/// Parses a short body at once, and a long one on the low-priority pool, so that it does not delay
+/// the other requests of the worker.
 pub(crate) async fn read_body(
     worker: &Arc<Worker>,
     api: Api,
@@ -61,16 +63,16 @@ pub(crate) async fn read_body(
     Box::pin(worker.run_apart(&PARSE, length, move || read(&body))).await?
 }
 
-/// Reads a form. Not ours to judge; but if it names a model, it goes where that is.
+/// Parses a form, of which only the model matters. It is not validated: that is up to the engine.
 pub(crate) fn read_form(form: Multipart, body: &[u8]) -> ParsedBody {
     ParsedBody { model: form.field(body, "model").unwrap_or_default(), ..ParsedBody::default() }
 }
 
-/// Reads a body of that interface.
+/// Parses a body of that API.
 pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
     let dialect = api.dialect();
     if !dialect.is_known() {
-        // Not ours to judge; but if it names a model, it goes where that is.
+        // Not validated here, but a model that it names selects the pods.
         let fields = parse(api, body).unwrap_or_default();
         let is_object = !fields.is_empty();
         let model = text(&fields, "model");
@@ -89,7 +91,7 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
         return Err(ErrorResponse::bad(format!("`model` is {model}; it must be a string")));
     }
     let model = text(&fields, "model");
-    let output = ["max_completion_tokens", "max_tokens", "max_output_tokens"]
+    let output_tokens = ["max_completion_tokens", "max_tokens", "max_output_tokens"]
         .into_iter()
         .find_map(|field| fields.get(field).and_then(Value::as_u64))
         .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
@@ -99,7 +101,6 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
         Some(messages) => chat::prompt(messages, &mut fields),
         None => dialect.prompt(&mut fields),
     };
-    let output_tokens = output;
     let is_converted = dialect.is_converted();
     let request = Request {
         prompt,
@@ -113,8 +114,10 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
     Ok(ParsedBody { model, request, is_object: true })
 }
 
-/// Refuses a body into which no salt can be put although an engine may find fields in it: engines take what is not quite
-/// JSON too, in other encodings and at any depth. Without a type it is JSON for them.
+/// Refuses a body into which no salt can be inserted although an engine may parse fields from it.
+///
+/// Engines are more lenient than RFC 8259: they accept `NaN`, other encodings and any depth, and
+/// take a body without a content type for JSON.
 pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
     let kind = call.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
     let is_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
@@ -131,7 +134,7 @@ fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
     let tree = if api.dialect().renders_numbers() {
         tree(body)
     } else {
-        // No number of it is rendered, and there may be a hundred thousand of them: token ids.
+        // Templates render none of its numbers, and token ids may be a hundred thousand of them.
         serde_json::from_slice(body).or_else(|_| tree(body))
     };
     match tree {
@@ -141,16 +144,16 @@ fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
     }
 }
 
-/// A tree of JSON in which every number is one that templates show as engines do, however long it is.
+/// Parses JSON so that templates render every number as engines do, however many digits it has.
 pub fn tree(json: &[u8]) -> serde_json::Result<Value> {
     match std::str::from_utf8(json) {
         Ok(text) => serde_json::from_str(&exact_numbers(text, Grammar::Json)),
-        // Says where it is no text.
+        // For its error message, which says where the text is not UTF-8.
         Err(_) => serde_json::from_slice(json),
     }
 }
 
-/// Whether a completion's `prompt` is a list of prompts, and not one of tokens.
+/// Whether the `prompt` of a completion is a list of prompts, rather than a list of token ids.
 fn is_several(prompt: &Value) -> bool {
     let items = prompt.as_array().map_or(&[][..], Vec::as_slice);
     items.len() > 1 && items.iter().any(|item| !item.is_number())
@@ -167,7 +170,7 @@ mod tests {
     use wornpath_routing::Prompt;
 
     #[test]
-    fn each_interface_has_its_prompt() {
+    fn the_prompt_is_found_in_each_api() {
         let prompt = |api, body: Value| read(api, &body.to_string().into()).unwrap().request.prompt;
         assert_eq!(
             prompt(Api::at("/v1/completions"), json!({"prompt": "a"})),
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_may_read_as_json_and_nobody_can_salt_is_refused() {
+    fn a_body_is_refused_that_engines_may_parse_but_that_cannot_be_salted() {
         let call = |kind: Option<&'static str>, body: &str| {
             let mut headers = hyper::HeaderMap::new();
             if let Some(kind) = kind {
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_object_is_refused_at_any_depth() {
+    fn a_body_that_is_not_a_json_object_is_refused_at_any_depth() {
         let deep = "[".repeat(100_000);
         for body in ["", "{", "[]", "3", "{\"a\":1}x", deep.as_str(), "{\"model\":3}", "\u{0}"] {
             assert!(

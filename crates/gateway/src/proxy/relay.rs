@@ -58,7 +58,7 @@ pub(crate) struct Relay {
     open: Option<OpenResponse>,
 }
 
-/// What is settled when the answer ends: load, quota and summary.
+/// What is released or reported when the answer ends: load, quota and summary.
 pub(crate) struct OpenResponse {
     pub(crate) step: PlanStep,
     pub(crate) endpoint: Arc<Endpoint>,
@@ -110,7 +110,7 @@ impl Relay {
         relay
     }
 
-    /// Looks at bytes that pass.
+    /// Accounts for the bytes that pass.
     fn observe(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
@@ -133,11 +133,11 @@ impl Relay {
             } else {
                 match self.end_marker {
                     EndMarker::Event(_) => load.first_token_at(open.worker.gateway.now()),
-                    // It came with all others, and says nothing about speed.
+                    // All tokens came at once, so the time says nothing about speed.
                     EndMarker::Disconnect => load.first_token(),
                 }
-                // The prompt is computed, so a queued request may go to this pod: now, or at the
-                // end of this answer if that is now.
+                // The prompt is computed, so a queued request may go to this pod. If the answer
+                // ends with this chunk, `end` polls the queue instead.
                 if !self.body.is_end_stream() {
                     open.worker.gateway.wait_queue.poll(&*open.worker);
                 }
@@ -196,7 +196,7 @@ impl Relay {
         {
             load.ended_at(worker.gateway.now());
         }
-        // Before the poll: a queued request may take the place.
+        // Released before the poll, so that a queued request can use the capacity.
         drop(step);
         drop(permit);
         worker.gateway.wait_queue.poll(&*worker);

@@ -1,4 +1,5 @@
-//! Respond: the head of the engine's answer becomes the client's, and the relay takes over its body.
+//! Respond: the head of the engine's answer becomes the client's, and the relay takes over its
+//! body.
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::summary::{Computed, RequestSummary, Speculative};
@@ -32,11 +33,11 @@ pub(crate) fn respond(
     let ends_by_closing =
         !headers.contains_key(TRANSFER_ENCODING) && !headers.contains_key(CONTENT_LENGTH);
     if headers.contains_key(TRANSFER_ENCODING) {
-        // Chunked framing counts, whatever the length says.
+        // Chunked framing takes precedence over a length (RFC 9112, section 6.3).
         response_head.headers.remove(CONTENT_LENGTH);
     }
     headers::strip(&mut response_head.headers);
-    headers::strip_ours(&mut response_head.headers);
+    headers::strip_gateway_headers(&mut response_head.headers);
     summary.status = response_head.status.as_u16();
     let now = gateway.now();
     summary.first_byte = Some(now.saturating_sub(arrived));
@@ -51,7 +52,7 @@ pub(crate) fn respond(
         Some(prefill) => (&prefill.cache, prefill.pod),
         None => (&response.step.cache, response.step.pod),
     };
-    // A profile without a lookup predicts nothing, which is not zero.
+    // A profile without a cache lookup predicts nothing, which is not the same as zero tokens.
     summary.predicted_tokens = summary.predicted_tokens.map(|_| cache.tokens);
     let speculative = cache.speculative.zip(computed_by);
     summary.speculative = speculative.map(|(last, pod)| Speculative { pod, last });

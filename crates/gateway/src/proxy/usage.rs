@@ -1,21 +1,22 @@
-//! Finds what an answer says of its tokens, while it passes by.
+//! Finds the token usage that an answer reports, while its bytes pass.
 //!
-//! Answers are not parsed: the bytes go through untouched. All that is looked for is `"usage":{`, and the
-//! numbers in the object that follows; in text it would be written with escaped quotes. Chunks may cut
-//! it anywhere. Streams may count as they go, so of several objects the last that has a number tells it.
+//! Parsing every answer would cost too much, so the scan only searches for `"usage":{` and reads
+//! the numbers in the object that follows. Inside the text of an answer the quotes are escaped, so
+//! the mark cannot match there. Chunks may split the mark and the object anywhere. A stream may
+//! report usage several times; for each number the last report counts.
 
 use crate::observe::summary::Usage;
 use memchr::memmem::Finder;
 use std::sync::LazyLock;
 
 const MARK: &[u8] = b"\"usage\":";
-/// The most of an object that is read; real ones have a few hundred bytes.
-const MOST: usize = 2048;
+/// A longer object is ignored; real ones have a few hundred bytes.
+const MAX_OBJECT_BYTES: usize = 2048;
 
-/// More tokens than any context has: who says so counts something else.
-const MOST_TOKENS: u64 = 1 << 32;
+/// More tokens than any context has: a larger number is not a token count.
+const MAX_TOKENS: u64 = 1 << 32;
 
-/// Looks at an answer's bytes.
+/// Scans the bytes of one answer.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
     state: ScanState,
@@ -24,11 +25,11 @@ pub(crate) struct UsageScan {
 
 #[derive(Debug)]
 enum ScanState {
-    /// So much of the mark stands at the end of what has passed.
+    /// The bytes so far end with this many bytes of the mark.
     Searching(usize),
-    /// The mark has passed, and nothing but blanks since.
+    /// The mark has passed, and since then only whitespace.
     Marked,
-    /// In the object, which is so deep here.
+    /// Inside the object, at this nesting depth.
     Inside { object: Vec<u8>, depth: usize },
 }
 
@@ -39,7 +40,7 @@ impl Default for ScanState {
 }
 
 impl UsageScan {
-    /// The next piece of the answer.
+    /// Scans the next chunk of the answer.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let passed = match &mut self.state {
@@ -57,23 +58,23 @@ impl UsageScan {
         }
     }
 
-    /// What was found.
+    /// The usage that was found.
     pub(crate) fn usage(self) -> Usage {
         self.usage
     }
 
-    /// Passes over blanks; what follows them is an object, or `null` as in most pieces of a stream.
+    /// Skips whitespace; then comes an object, or `null` as in most events of a stream.
     fn begin(&mut self, bytes: &[u8]) -> usize {
-        let blanks = bytes.len() - bytes.trim_ascii_start().len();
-        match bytes.get(blanks) {
+        let skipped = bytes.len() - bytes.trim_ascii_start().len();
+        match bytes.get(skipped) {
             None => {}
             Some(b'{') => self.state = ScanState::Inside { object: Vec::new(), depth: 0 },
             Some(_) => self.state = ScanState::default(),
         }
-        blanks
+        skipped
     }
 
-    /// Takes bytes up to the end of the object; one that is too long tells nothing.
+    /// Collects bytes up to the end of the object; one that is too long is ignored.
     fn collect(&mut self, bytes: &[u8]) -> usize {
         let ScanState::Inside { object, depth } = &mut self.state else { return 0 };
         for (at, byte) in bytes.iter().enumerate() {
@@ -86,7 +87,7 @@ impl UsageScan {
             if *depth == 0 {
                 self.usage = read(object).or(self.usage);
             }
-            if *depth == 0 || object.len() == MOST {
+            if *depth == 0 || object.len() == MAX_OBJECT_BYTES {
                 self.state = ScanState::default();
                 return at + 1;
             }
@@ -95,12 +96,12 @@ impl UsageScan {
     }
 }
 
-/// Where the mark ends, of which `prefix_match` bytes had passed before.
+/// The position after the mark, of which `matched` bytes had passed before.
 fn find(matched: &mut usize, bytes: &[u8]) -> Option<usize> {
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(MARK));
     let mut at = 0;
     while *matched > 0 && at < bytes.len() {
-        *matched = follow(*matched, bytes[at]);
+        *matched = advance(*matched, bytes[at]);
         at += 1;
         if *matched == MARK.len() {
             return Some(at);
@@ -111,16 +112,16 @@ fn find(matched: &mut usize, bytes: &[u8]) -> Option<usize> {
         return Some(at + start + MARK.len());
     }
     let end = rest.len().saturating_sub(MARK.len() - 1);
-    *matched = rest[end..].iter().fold(*matched, |matched, byte| follow(matched, *byte));
+    *matched = rest[end..].iter().fold(*matched, |matched, byte| advance(matched, *byte));
     None
 }
 
-/// How much of the mark stands at the end when a byte follows so much of it.
-fn follow(matched: usize, byte: u8) -> usize {
+/// How many bytes of the mark are matched after one more byte.
+fn advance(matched: usize, byte: u8) -> usize {
     let quotes = MARK.len() - 1;
     match byte {
         _ if MARK[matched] == byte => matched + 1,
-        // The second quote may be another mark's first.
+        // The closing quote may be the opening quote of another mark.
         b'u' if matched == quotes => 2,
         b'"' => 1,
         _ => 0,
@@ -140,7 +141,7 @@ fn number_of(bytes: &[u8], name: &[u8]) -> Option<u64> {
     let at = bytes.windows(name.len()).position(|window| window == name)? + name.len();
     let rest = bytes[at..].trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok().filter(|tokens| *tokens <= MOST_TOKENS)
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok().filter(|tokens| *tokens <= MAX_TOKENS)
 }
 
 #[cfg(test)]
@@ -150,7 +151,7 @@ mod tests {
     const ANSWER: &[u8] = br#"{"choices":[{"text":"say \"usage\":{} \\"}],"usage":{"prompt_tokens":70,"completion_tokens": 5,"prompt_tokens_details":{"cached_tokens":64}}}"#;
 
     #[test]
-    fn usage_is_found_wherever_chunks_are_cut() {
+    fn usage_is_found_wherever_chunks_are_split() {
         let expected =
             Usage { prompt_tokens: Some(70), cached_tokens: Some(64), output_tokens: Some(5) };
         for first in 0..ANSWER.len() {
@@ -159,7 +160,7 @@ mod tests {
                 scan.feed(&ANSWER[..first]);
                 scan.feed(&ANSWER[first..second]);
                 scan.feed(&ANSWER[second..]);
-                assert_eq!(scan.usage(), expected, "cut at {first} and {second}");
+                assert_eq!(scan.usage(), expected, "split at {first} and {second}");
             }
         }
         let mut scan = UsageScan::default();
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_says_null_until_its_end() {
+    fn null_usage_before_the_end_of_a_stream_is_skipped() {
         let mut scan = UsageScan::default();
         for _ in 0..3 {
             scan.feed(b"data: {\"choices\":[],\"usage\":null}\n\n");
@@ -179,20 +180,20 @@ mod tests {
     }
 
     #[test]
-    fn of_several_counts_the_last_is_true_wherever_chunks_are_cut() {
+    fn the_last_of_several_reports_counts_wherever_chunks_are_split() {
         let stream = br#"{"usage":{"input_tokens":25,"output_tokens":1}} ""usage":  null "usage": {"output_tokens":15} "usage":{"output_tok"#;
         let expected =
             Usage { prompt_tokens: Some(25), cached_tokens: None, output_tokens: Some(15) };
-        for cut in 0..stream.len() {
+        for split in 0..stream.len() {
             let mut scan = UsageScan::default();
-            scan.feed(&stream[..cut]);
-            scan.feed(&stream[cut..]);
-            assert_eq!(scan.usage(), expected, "cut at {cut}");
+            scan.feed(&stream[..split]);
+            scan.feed(&stream[split..]);
+            assert_eq!(scan.usage(), expected, "split at {split}");
         }
     }
 
     #[test]
-    fn a_count_that_cannot_be_is_none() {
+    fn an_impossible_token_count_is_ignored() {
         let mut scan = UsageScan::default();
         scan.feed(br#"{"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":7}}"#);
         let usage = scan.usage();

@@ -1,4 +1,5 @@
-//! Numbers in a client's JSON reach the prompt as engines render them: by Python's `json.loads`, and then `json.dumps` or `str`.
+//! Numbers in a client's JSON reach the prompt as engines render them: by Python's `json.loads`,
+//! and then `json.dumps` or `str`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -14,7 +15,7 @@ const NUMBERS: usize = 100_000;
 /// Numbers of one body.
 const LIST: usize = 250;
 
-/// Prints what Python makes of the number in each line.
+/// Prints how Python renders the number in each line.
 const PYTHON: &str = "\
 import json, sys
 for line in sys.stdin:
@@ -22,22 +23,22 @@ for line in sys.stdin:
     print(json.dumps(value), str(value), str([value]))
 ";
 
-/// Prints the same of lists of numbers, wherever a conversation may have them.
+/// Renders the same for lists of numbers, in every field of a conversation that may have numbers.
 const TEMPLATE: &str = "\
 {%- macro show(numbers) %}{% for n in numbers %}{{ n | tojson }} {{ n }} {{ [n] | string }}\n{% endfor %}{% endmacro -%}
 {%- for tool in tools or [] %}{{ show(tool.function.parameters.enum) }}{% endfor -%}
 {%- for m in messages %}{% for call in m.tool_calls or [] %}{{ show(call.function.arguments.n) }}{% endfor %}{% endfor -%}
 {%- if numbers %}{{ show(numbers) }}{% endif -%}";
 
-/// A place for a list of numbers in a body.
+/// A field of a body that may hold a list of numbers.
 struct NumberField {
     name: &'static str,
     path: &'static str,
-    /// The body, with `LIST` where the list stands and `TEXT` where it stands inside a JSON string.
+    /// The body, with `LIST` in place of the list, or `TEXT` if the list is inside a JSON string.
     body: &'static str,
 }
 
-const PLACES: [NumberField; 7] = [
+const FIELDS: [NumberField; 7] = [
     NumberField {
         name: "arguments of a tool call",
         path: "/v1/chat/completions",
@@ -76,12 +77,13 @@ const PLACES: [NumberField; 7] = [
 ];
 
 impl NumberField {
-    /// Whether engines read it by a second `json.loads`, which takes `NaN` too; a body with it is not JSON.
+    /// Whether engines parse the field by a second `json.loads`, which accepts `NaN` too; in the
+    /// body itself, `NaN` is not JSON.
     fn is_text(&self) -> bool {
         self.body.contains("TEXT")
     }
 
-    /// A line for each number; none if the body is refused.
+    /// A rendered line for each number; no lines if the body is refused.
     fn rendered(&self, template: &ChatTemplate, numbers: &[String]) -> Vec<String> {
         let list = format!("[{}]", numbers.join(", "));
         let body = self.body.replace("LIST", &list).replace("TEXT", &list);
@@ -89,7 +91,7 @@ impl NumberField {
             return Vec::new();
         };
         let Prompt::Chat { messages, tools, kwargs } = request.prompt else {
-            panic!("{} is no chat", self.name)
+            panic!("{} is not a chat", self.name)
         };
         let conversation = Conversation {
             tools: tools.as_deref(),
@@ -150,28 +152,31 @@ impl Random {
 
     /// Prices, coordinates, thresholds: what tools are called with.
     fn plain(&mut self) -> String {
-        let (sign, whole) = (self.pick(&["", "-"]), self.below(100_000));
+        let sign = self.pick(&["", "-"]);
+        let whole = self.below(100_000);
         let count = 1 + self.below(19);
         format!("{sign}{whole}.{}", self.digits(count))
     }
 
-    /// Anything that the grammar allows.
+    /// Any number that JSON's grammar allows.
     fn decimal(&mut self) -> String {
         let sign = self.pick(&["", "-"]);
-        let (before, after) = (self.below(22), self.below(25));
+        let before = self.below(22);
+        let after = self.below(25);
         let mut text = sign.to_owned();
         text += &if before == 0 { "0".to_owned() } else { self.digits(before) };
         if after > 0 {
             text += &format!(".{}{}", "0".repeat(self.below(6) as usize), self.digits(after));
         }
         if self.below(2) == 0 {
-            let (letter, sign) = (self.pick(&["e", "E"]), self.pick(&["", "+", "-"]));
+            let letter = self.pick(&["e", "E"]);
+            let sign = self.pick(&["", "+", "-"]);
             text += &format!("{letter}{sign}{}{}", self.pick(&["", "0"]), self.below(330));
         }
         text
     }
 
-    /// Just between two floats, or a little beside it: where parsers that round twice go wrong.
+    /// Halfway between two floats, or very close to it: parsers that round twice get these wrong.
     fn tie(&mut self) -> String {
         let odd = (1 << 53 | self.below(1 << 53)) | 1;
         let whole = u128::from(odd) << self.below(60);
@@ -180,7 +185,7 @@ impl Random {
             0 => format!("{whole}{beside}"),
             1 => format!("{}.9999999999999999999999", whole - 1),
             _ => {
-                // The first digits of many.
+                // The first digits of the exact value of a float.
                 let exact = format!("{:.60e}", self.finite());
                 let (digits, exponent) = exact.split_once('e').unwrap();
                 let kept = 18 + self.below(40) as usize;
@@ -189,7 +194,8 @@ impl Random {
         }
     }
 
-    /// Where notation, or the step from one float to the next, changes.
+    /// Powers of two and ten and their neighbours: where the notation or the spacing of floats
+    /// changes.
     fn round(&mut self) -> String {
         let power = match self.below(2) {
             0 => 2f64.powi(self.below(2098) as i32 - 1074),
@@ -227,7 +233,7 @@ impl Random {
         }
     }
 
-    /// More than a float can be, or less.
+    /// Close to or beyond the range of a float.
     fn extreme(&mut self) -> String {
         let sign = self.pick(&["", "-"]);
         match self.below(6) {
@@ -242,7 +248,7 @@ impl Random {
         }
     }
 
-    /// What Python reads and JSON does not know.
+    /// Literals that Python accepts and JSON does not have.
     fn literal(&mut self) -> String {
         match self.below(2) {
             0 => self.pick(&["NaN", "Infinity", "-Infinity"]).to_owned(),
@@ -251,10 +257,11 @@ impl Random {
     }
 }
 
-type Kind = fn(&mut Random) -> String;
+type Generator = fn(&mut Random) -> String;
 
-/// The last only where [`NumberField::is_text`]. A body has numbers of one kind, as some kinds change how it is read.
-const KINDS: [Kind; 8] = [
+/// The kinds of numbers; the last only for fields with [`NumberField::is_text`]. All numbers of a
+/// body are of one kind, because some kinds change how the body is parsed.
+const KINDS: [Generator; 8] = [
     Random::plain,
     Random::double,
     Random::decimal,
@@ -265,15 +272,16 @@ const KINDS: [Kind; 8] = [
     Random::literal,
 ];
 
-fn by_python(numbers: &[Vec<String>]) -> Vec<Vec<String>> {
+fn rendered_by_python(numbers: &[Vec<String>]) -> Vec<Vec<String>> {
     let mut python = Command::new("python3")
         .args(["-c", PYTHON])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("python3 is needed: it says what engines make of numbers");
+        .expect("python3 is needed: it renders numbers as engines do");
     let mut stdin = python.stdin.take().unwrap();
-    let lines: String = numbers.iter().flatten().flat_map(|it| [it.as_str(), "\n"]).collect();
+    let lines: String =
+        numbers.iter().flatten().flat_map(|number| [number.as_str(), "\n"]).collect();
     let output = thread::scope(|scope| {
         scope.spawn(move || stdin.write_all(lines.as_bytes()).unwrap());
         python.wait_with_output().unwrap()
@@ -294,24 +302,25 @@ fn a_hundred_thousand_numbers_are_rendered_as_python_renders_them() {
         (0..LIST).map(|_| KINDS[at % KINDS.len()](&mut random)).collect()
     };
     let lists: Vec<_> = (0..NUMBERS / LIST).map(&mut list).collect();
-    let expected = by_python(&lists);
+    let expected = rendered_by_python(&lists);
     let template =
         ChatTemplate::from_jinja("numbers.jinja", TEMPLATE, &TokenizerConfig::empty()).unwrap();
-    let (mut wrong, mut compared) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut compared = 0;
     for (at, (numbers, expected)) in lists.iter().zip(&expected).enumerate() {
         let is_literal = at % KINDS.len() == KINDS.len() - 1;
-        // The first place gets all of them, and the others some of each kind.
-        let places = if at < 4 * KINDS.len() { &PLACES[..] } else { &PLACES[..2] };
-        for place in places.iter().filter(|place| place.is_text() || !is_literal) {
-            let rendered = place.rendered(&template, numbers);
+        // The first two fields get all numbers, the others some of each kind.
+        let fields = if at < 4 * KINDS.len() { &FIELDS[..] } else { &FIELDS[..2] };
+        for field in fields.iter().filter(|field| field.is_text() || !is_literal) {
+            let rendered = field.rendered(&template, numbers);
             for (at, (number, expected)) in numbers.iter().zip(expected).enumerate() {
                 compared += 1;
                 let ours = rendered.get(at).map_or("refused", String::as_str);
                 if ours != expected {
-                    wrong.push(format!("{}: {number}: {ours}, Python: {expected}", place.name));
+                    wrong.push(format!("{}: {number}: {ours}, Python: {expected}", field.name));
                 }
             }
-            assert!(rendered.len() <= numbers.len(), "{}: {rendered:?}", place.name);
+            assert!(rendered.len() <= numbers.len(), "{}: {rendered:?}", field.name);
         }
     }
     let shown: Vec<_> = wrong.iter().step_by(wrong.len() / 20 + 1).map(String::as_str).collect();
