@@ -209,7 +209,7 @@ fn the_storage_of_a_tenant_is_limited_and_the_plan_is_explained() {
         refused = submit(&["--watch"]);
     }
     let error = text(&refused.stderr);
-    assert!(error.contains("your files may have 65536 bytes in all"), "{refused:?}");
+    assert!(error.contains("storage quota exceeded: limit 65536 bytes"), "{refused:?}");
 }
 
 /// Two gateways, one database: both run one batch, one of them is killed, and every line is

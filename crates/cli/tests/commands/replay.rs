@@ -91,7 +91,7 @@ fn invalid_lines_profiles_and_options_are_reported() {
     };
     let profile = ["--profile", "least-load.yaml"];
     let error = refusal(&bad, &profile);
-    assert!(error.contains("bad.jsonl: 1 of its lines") && error.contains("line 41"), "{error}");
+    assert!(error.contains("bad.jsonl: 1 invalid lines") && error.contains("line 41"), "{error}");
     let error = refusal(&good, &["--profile", "none.yaml"]);
     assert!(error.contains("cannot read none.yaml"), "{error}");
     assert!(refusal(&good, &[]).contains("--profile"));

@@ -373,7 +373,7 @@ fn wrong_arguments_are_refused_with_the_cure() {
     };
     assert!(refusal(&["--profile", "9b"]).contains("available: 8b-h200"));
     assert!(
-        refusal(&["--profile", "none.json"]).contains("cannot read the engine profile none.json")
+        refusal(&["--profile", "none.json"]).contains("cannot read engine profile none.json")
     );
     assert!(refusal(&["--fault", "explode"]).contains("unknown field `explode`"));
     assert!(refusal(&["--speed", "0"]).contains("from 0.001"));

@@ -30,7 +30,7 @@ fn a_plan_made_on_disk_is_the_plan_made_in_memory() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     let command = command.arg("plan").arg(&job.input).args(LITTLE).env("TMPDIR", &folder);
     let error = String::from_utf8(command.output().unwrap().stderr).unwrap();
-    assert!(error.contains("too many to be planned in memory"), "{error}");
+    assert!(error.contains("too many prompts to plan in memory"), "{error}");
     assert!(error.contains(folder.to_str().unwrap()), "{error}");
 }
 
@@ -81,6 +81,6 @@ fn a_full_disk_for_spilled_hashes_is_reported() {
     let output = command.output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
-    assert!(error.contains("has no room for more than 0 MiB of their hashes"), "{error}");
+    assert!(error.contains("has no space for more than 0 MiB of their hashes"), "{error}");
     assert!(error.contains("free some there, or write the output elsewhere"), "{error}");
 }

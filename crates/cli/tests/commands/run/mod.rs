@@ -113,7 +113,7 @@ fn invalid_input_is_refused_before_anything_is_sent() {
     let mut no_file = Job::new("no_file", []);
     no_file.input = "/dev/null".into();
     let no_file = no_file.run(&engines, &[]);
-    assert!(no_file.error.contains("/dev/null is no file"), "{no_file:?}");
+    assert!(no_file.error.contains("/dev/null is not a regular file"), "{no_file:?}");
     let job = Job::new("wrong", [json!({"prompt": "a"}), json!({"x": 1}), json!({"prompt": ""})]);
     let output = job.run(&engines, &[]);
     assert!(output.error.contains("2 invalid lines"), "{output:?}");
@@ -126,7 +126,7 @@ fn invalid_input_is_refused_before_anything_is_sent() {
     let other = Job::with("taken", questions(1, 3));
     let output = other.run(&engines, &["--resume"]);
     assert!(
-        output.error.contains("begun with an input of 2 lines, and this one has 3"),
+        output.error.contains("started with an input of 2 lines, and this one has 3"),
         "{output:?}"
     );
     let output = other.run_at(&["ftp://engine"], &["--resume"]);
@@ -137,5 +137,5 @@ fn invalid_input_is_refused_before_anything_is_sent() {
     let output = other.run_at(&["https://engine"], &["--resume"]);
     assert!(output.error.contains("give the CA of its certificate with --ca FILE"), "{output:?}");
     let output = other.run_at(&["http://engine:8000/v1"], &["--resume"]);
-    assert!(output.error.contains("give it without: http://engine:8000\n"), "{output:?}");
+    assert!(output.error.contains("give it without /v1, which requests add: http://engine:8000\n"), "{output:?}");
 }
