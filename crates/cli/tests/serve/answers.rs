@@ -255,7 +255,10 @@ fn fields_between_router_and_engine_are_refused_where_tenants_are_isolated() {
         );
         let answer = crate::sockets::exchange(&gateway.address, format!("{head}{body}").as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
-        assert_eq!(answer.contains("`kv_transfer_params` is reserved for the router"), status == 400);
+        assert_eq!(
+            answer.contains("`kv_transfer_params` is reserved for the router"),
+            status == 400
+        );
     }
 }
 

@@ -90,7 +90,11 @@ fn the_bytes_of_queued_requests_are_limited() {
     eventually("one waits", || gateway.metric("wornpath_queue_waiting") as u64 == 1);
     let refused = gateway.post(ASK, &large);
     assert_eq!(refused.status, 429, "{}", refused.text);
-    assert!(refused.text.contains("wait queue full: buffered bodies exceed `limits.waiting`"), "{}", refused.text);
+    assert!(
+        refused.text.contains("wait queue full: buffered bodies exceed `limits.waiting`"),
+        "{}",
+        refused.text
+    );
     drop(first);
     assert_eq!(waiting.finish().unwrap().status, 200);
 }

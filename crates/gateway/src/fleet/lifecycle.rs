@@ -137,6 +137,7 @@ impl PodRegistry {
         }
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(routing);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.sampler.reset();
         self.events().set_rules(self.settings().event_rules);
         let reach = &self.settings().reach;
         for entry in &entries {

@@ -4,6 +4,7 @@
 //! it in. `lifecycle` adds, removes and reconfigures pods.
 
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
+use crate::observe::request_trace::Sampler;
 use crate::routes::{RouteTable, RoutingError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -104,6 +105,8 @@ pub struct PodRegistry {
     pub(crate) slots: usize,
     events: Arc<EventPods>,
     pub(crate) history: ApproximateHistory,
+    /// Chooses the decisions that are explained, at the rate of the settings.
+    pub(crate) sampler: Sampler,
     clock: EventClock,
     /// Runs all background tasks.
     background: Handle,
@@ -141,6 +144,7 @@ impl PodRegistry {
             slots: capacity.pods(),
             events,
             history: ApproximateHistory::default(),
+            sampler: Sampler::default(),
             clock,
             background,
             models_queried: Notify::new(),

@@ -121,12 +121,14 @@ impl TraceParent {
 pub(crate) struct Sampler {
     /// Microseconds since the start before which no decision is explained.
     next: AtomicU64,
-    /// The configured rate that `next` was computed with, as bits: another rate takes effect at
-    /// once.
-    rate: AtomicU64,
 }
 
 impl Sampler {
+    /// Explains the next decision: new settings take effect at once.
+    pub(crate) fn reset(&self) {
+        self.next.store(0, Relaxed);
+    }
+
     /// An empty trace for a request that is sampled.
     pub(crate) fn sample(
         &self,
@@ -159,11 +161,6 @@ impl Sampler {
     fn explains(&self, settings: &Settings, now: Moment) -> bool {
         if settings.explained <= 0.0 {
             return false;
-        }
-        let rate = settings.explained.to_bits();
-        if self.rate.load(Relaxed) != rate {
-            self.rate.store(rate, Relaxed);
-            self.next.store(0, Relaxed);
         }
         let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
         let next = self.next.load(Relaxed);

@@ -9,7 +9,6 @@ use crate::fleet::registry::{ApplyError, PodRegistry};
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::local_api::LocalApi;
 use crate::observe::metrics::Metrics;
-use crate::observe::request_trace::Sampler;
 use crate::observe::summary::{RequestSummary, SummaryObserver};
 use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::low_priority_pool::LowPriorityPool;
@@ -46,7 +45,6 @@ pub struct Gateway {
     pub(crate) wait_queue: WaitQueues,
     pub(crate) quotas: Quotas,
     pub(crate) budget: RetryBudget,
-    pub(crate) sampler: Sampler,
     recorder: TrafficRecorder,
     pub(crate) pool: LowPriorityPool,
     threads: Arc<Threads>,
@@ -81,7 +79,6 @@ impl Gateway {
             wait_queue: WaitQueues::default(),
             quotas: Quotas::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
-            sampler: Sampler::default(),
             recorder: TrafficRecorder::default(),
             pool: LowPriorityPool::new(
                 background.clone(),

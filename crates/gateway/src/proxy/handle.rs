@@ -92,7 +92,7 @@ async fn run_stages(
     let Ingress { tenant, mut call, shown } = ingress::receive(request, id, &settings).await?;
     let permit = acquire_quota(worker, tenant)?;
     let random = || worker.random();
-    let mut trace = gateway.sampler.sample(&settings, &call.headers, arrived, random);
+    let mut trace = gateway.pods().sampler.sample(&settings, &call.headers, arrived, random);
     if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
         context.write(&mut call.headers);
     }

@@ -372,9 +372,7 @@ fn wrong_arguments_are_refused_with_the_cure() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(refusal(&["--profile", "9b"]).contains("available: 8b-h200"));
-    assert!(
-        refusal(&["--profile", "none.json"]).contains("cannot read engine profile none.json")
-    );
+    assert!(refusal(&["--profile", "none.json"]).contains("cannot read engine profile none.json"));
     assert!(refusal(&["--fault", "explode"]).contains("unknown field `explode`"));
     assert!(refusal(&["--speed", "0"]).contains("from 0.001"));
     assert!(refusal(&["--tokenizer", "nowhere"]).contains("nowhere/tokenizer.json"));
