@@ -69,7 +69,7 @@ impl PlannedProfile {
             match check(&settings, &routing) {
                 Ok(profile) => built.profile = Arc::new(profile),
                 Err(error) => {
-                    tracing::error!(%error, "batch profile is invalid; keeping the last one")
+                    tracing::error!(%error, "batch profile is invalid; keeping the last one");
                 }
             }
             built.settings = settings;

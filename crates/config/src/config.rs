@@ -257,7 +257,7 @@ pub fn is_configuration(text: &str) -> bool {
 fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     match &root.value {
         Yaml::Map(entries) => {
-            unknown_keys(entries, &KEYS, "a configuration", &mut diagnostics.problems)
+            unknown_keys(entries, &KEYS, "a configuration", &mut diagnostics.problems);
         }
         _ => {
             let message = format!("a configuration is a map of sections, not {}", root.kind());

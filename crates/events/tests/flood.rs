@@ -56,8 +56,8 @@ impl Flooded {
             let id = BatchId { sequence: Some(self.sequence), ..BatchId::default() };
             let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };
             self.pod.handle(&mut self.writer, self.source, said, Moment::ZERO).unwrap();
-            self.sequence = self.sequence + 1;
-            self.number = self.number + 1;
+            self.sequence += 1;
+            self.number += 1;
         }
     }
 }

@@ -381,11 +381,10 @@ fn events(
                     events.push(Events::Zmq(address));
                 }
                 Err(error) => {
-                    diagnostics
-                        .problems
-                        .push(refused("pods", "events", &text, span, &error.problem).cure(
-                        "write `zmq://host:port?replay=port`; `{host}` stands for the pod's host",
-                    ))
+                    let problem = refused("pods", "events", &text, span, &error.problem);
+                    let cure = "write `zmq://host:port?replay=port`; `{host}` stands for the \
+                                pod's host";
+                    diagnostics.problems.push(problem.cure(cure));
                 }
             }
             Semantics::Sequenced

@@ -109,7 +109,7 @@ fn convert_blocks(role: &Value, blocks: &[Value], chat: &mut Vec<Value>) {
             Some("image") => parts.push(json!({"type": "image_url"})),
             Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
             Some("tool_use") => {
-                calls.push(tool_call(&block["id"], &block["name"], &block["input"]))
+                calls.push(tool_call(&block["id"], &block["name"], &block["input"]));
             }
             Some("tool_result") if role == "user" => convert_tool_result(block, chat),
             _ => {}
