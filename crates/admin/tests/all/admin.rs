@@ -169,7 +169,7 @@ fn pods_are_listed_added_drained_and_removed() {
     );
 
     for (nameless, cure) in [
-        (r#"{"url": "http://127.0.0.1:4", "name": ""}"#, "give it a name"),
+        (r#"{"url": "http://127.0.0.1:4", "name": ""}"#, "give a name"),
         (r#"{"url": "http://127.0.0.1:0", "name": "zero"}"#, "write `http://host:port`"),
     ] {
         let (status, refused) = server.ask("POST", "/pods", nameless);

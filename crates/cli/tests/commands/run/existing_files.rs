@@ -90,7 +90,7 @@ fn damaged_results_are_not_reported_as_complete() {
     let errors = fs::read(job.errors()).unwrap();
     let refused = || {
         let output = job.run(&engines, &["--resume"]);
-        assert!(output.is(1) && output.error.contains(" is damaged at byte "), "{output:?}");
+        assert!(output.is(1) && output.error.contains("damaged"), "{output:?}");
     };
     fs::write(job.output(), &results[..100]).unwrap();
     refused();
