@@ -345,7 +345,7 @@ fn a_form_goes_to_the_pods_of_the_model_that_it_names() {
     }
     let refused = post("ears", 10);
     assert_eq!(refused.status, 400);
-    assert!(refused.text.contains("write `w`"), "{}", refused.text);
+    assert!(refused.text.contains("send `w`"), "{}", refused.text);
 }
 
 #[test]

@@ -51,18 +51,18 @@ const SHOWN: [(&str, &[&str]); 28] = [
             "a_stock_engine_is_exact_within_two_seconds",
             "an_engine_whose_ring_is_too_short_is_exact_within_two_seconds",
             "libzmq_is_followed_through_loss_and_restart_with_and_without_topics",
-            "unanswered_questions_are_asked_less_and_less_and_then_not_waited_for",
+            "unanswered_replays_are_retried_with_backoff_and_then_given_up",
         ],
     ),
     (
         "6: any order and repetition within a life is one state, and an older life has no effect",
-        &["any_order_and_repetition_gives_one_state_and_an_older_life_has_no_part_in_it"],
+        &["any_order_and_repetition_gives_one_state_without_blocks_of_an_older_epoch"],
     ),
     (
         "7: of an engine that restarts in place nothing old counts",
         &[
-            "an_engine_that_restarted_unheard_is_not_taken_for_the_one_before",
-            "a_number_with_another_batch_than_before_is_a_restart",
+            "an_engine_that_restarted_while_disconnected_is_detected",
+            "another_batch_under_a_known_number_is_a_restart",
             "after_any_storm_the_index_is_exact",
         ],
     ),
@@ -70,17 +70,17 @@ const SHOWN: [(&str, &[&str]); 28] = [
         "8: a lost tail is found by a digest, or by asking",
         &[
             "total_loss_for_half_a_minute_heals_within_a_digest_and_a_second",
-            "a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot",
+            "a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_repaired_by_a_snapshot",
         ],
     ),
     (
         "9: a consumer that panics is replaced",
-        &["a_consumer_that_panics_is_replaced_and_its_pods_are_put_right"],
+        &["a_transport_that_panics_is_replaced_and_its_pods_recover"],
     ),
     (
         "10: a router that starts serves at once and is exact soon",
         &[
-            "a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next",
+            "a_restarted_router_is_exact_after_replays_and_with_a_checkpoint_after_none",
             "a_restarted_router_restores_the_blocks_that_engines_still_hold",
         ],
     ),
@@ -95,7 +95,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         "12: a pod whose events stop fades out of cache scores and is still used",
         &[
             "a_pod_whose_events_stop_fades_out_of_cache_scoring_and_is_still_used",
-            "silence_is_told_from_certainty",
+            "confidence_decreases_with_silence",
         ],
     ),
     (
@@ -115,16 +115,16 @@ const SHOWN: [(&str, &[&str]); 28] = [
     (
         "15: malformed events are counted as a gap, and many of them are passed over for a while",
         &[
-            "mutated_payloads_never_panic_and_what_decodes_encodes_again",
-            "many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back",
+            "mutated_payloads_do_not_panic_and_what_decodes_round_trips",
+            "too_many_malformed_batches_quarantine_a_pod_for_a_while",
         ],
     ),
     (
         "16: a malicious pod can only lie about itself, and is capped",
         &[
             "a_pod_with_an_endless_answer_is_abandoned_and_others_are_not",
-            "a_pod_with_a_token_of_its_own_is_spoken_for_by_nobody_else",
-            "every_limit_is_kept",
+            "a_pod_with_its_own_token_accepts_no_other",
+            "every_limit_is_enforced",
         ],
     ),
     (
@@ -185,14 +185,14 @@ const SHOWN: [(&str, &[&str]); 28] = [
             "an_upload_without_disk_space_gets_507_and_succeeds_later",
             "a_batch_waits_for_disk_space_for_its_results",
             "a_killed_gateway_resumes_its_batches_and_publishes_each_line_once",
-            "a_death_at_any_operation_loses_and_doubles_nothing",
+            "a_crash_at_any_operation_loses_and_duplicates_nothing",
         ],
     ),
     (
         "25: a broker may be away, and what it missed comes after its return",
         &[
             "requests_and_routers_survive_whatever_becomes_of_redis",
-            "events_come_over_kafka_whatever_becomes_of_it",
+            "events_over_kafka_survive_kills_wipes_and_pauses",
         ],
     ),
     (
