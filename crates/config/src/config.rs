@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use wornpath_execution::EgressPolicy;
-use wornpath_routing::document::{Node, Yaml, parse, unknown_keys};
-use wornpath_routing::{Parameter, Problem, ProblemKind, Problems, Role, Takes};
+use wornpath_routing::Role;
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, Problems, Takes, Yaml, parse, unknown_keys,
+};
 
 use crate::diagnostics::Diagnostics;
 use crate::env::{Environment, RelativePaths};
@@ -236,7 +238,7 @@ impl Config {
 }
 
 /// The position of a problem that concerns a file as a whole.
-const FIRST: wornpath_routing::Span = wornpath_routing::Span { line: 1, column: 1, length: 1 };
+const FIRST: wornpath_yaml::Span = wornpath_yaml::Span { line: 1, column: 1, length: 1 };
 
 /// Whether `text` is a configuration rather than a profile, judged by its top-level keys.
 #[must_use]
@@ -335,11 +337,8 @@ fn top_level(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics
         .filter(|(key, _)| TOP.iter().any(|own| key.text() == Some(own.name)))
         .cloned()
         .collect();
-    let entry = wornpath_routing::document::SettingEntry {
-        name: "the configuration",
-        span: root.span,
-        settings: &own,
-    };
+    let entry =
+        wornpath_yaml::SettingEntry { name: "the configuration", span: root.span, settings: &own };
     let section = Section::read(entry, TOP, &others, &mut diagnostics.problems);
     if section.or("reveal", "nothing") == "pod" {
         settings.reveal = DebugHeaders::Pod;

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wornpath_routing::document::nearest;
-use wornpath_routing::{Problem, ProblemKind, Problems, Span};
+use wornpath_yaml::{Problem, ProblemKind, Problems, Span, nearest};
 
 use crate::env::Environment;
 use crate::section::{Section, refused};

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use wornpath_routing::Parameter;
-use wornpath_routing::document::parameter_table;
+use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{

@@ -3,13 +3,14 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use wornpath_routing::document::{Node, PluginSettings, SettingEntry, Yaml};
-use wornpath_routing::{FromValue, Parameter, Problem, ProblemKind, Span};
+use wornpath_yaml::{
+    FromValue, Node, Parameter, Problem, ProblemKind, SettingEntry, SettingValues, Span, Yaml,
+};
 
 /// A map whose parameters were read.
 pub(crate) struct Section<'a> {
     entry: SettingEntry<'a>,
-    settings: PluginSettings,
+    settings: SettingValues,
 }
 
 impl<'a> Section<'a> {
@@ -20,7 +21,7 @@ impl<'a> Section<'a> {
         nested: &[&'static str],
         problems: &mut Vec<Problem>,
     ) -> Self {
-        let settings = PluginSettings::read(&entry, parameters, nested, problems);
+        let settings = SettingValues::read(&entry, parameters, nested, problems);
         Self { entry, settings }
     }
 

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use wornpath_config::{Config, RelativePaths, Tokenizers, reference};
-use wornpath_routing::ProblemKind;
+use wornpath_yaml::ProblemKind;
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -39,7 +39,7 @@ fn every_problem_is_reported_with_its_position_and_cure() {
             panic!("{file} has no problem");
         };
         let problems = refused.files().iter().flat_map(|problems| problems.all());
-        kinds.extend(problems.map(wornpath_routing::Problem::kind));
+        kinds.extend(problems.map(wornpath_yaml::Problem::kind));
         let shown = refused.to_string();
         // The brokers that a build supports depend on its features.
         let has_brokers = cfg!(any(feature = "nats", feature = "redis", feature = "kafka"));

@@ -8,7 +8,8 @@ use std::fmt;
 
 use serde_json::{Value, json};
 use wornpath_yaml::{
-    GivenSetting, Node, Problem, ProblemKind, Setting, SettingEntry, Settings, Span, nearest, parse,
+    GivenSetting, Node, Problem, ProblemKind, Setting, SettingEntry, SettingValues, Span, nearest,
+    parse,
 };
 
 use crate::plugin::{Assembly, AssemblyRefused, Blueprint, Make, Registry, SlotAccess, Use};
@@ -27,7 +28,7 @@ pub(crate) struct NamedPlugin {
     pub(crate) span: Span,
     pub(crate) plugin: BuiltPlugin,
     pub(crate) view: PluginView,
-    /// Settings of the stage, not of the plugin: `weight`, `scale_ms`, `on_empty`.
+    /// SettingValues of the stage, not of the plugin: `weight`, `scale_ms`, `on_empty`.
     pub(crate) reserved: Vec<(&'static str, Node)>,
 }
 
@@ -128,7 +129,7 @@ fn make_entry(
     blueprint.add_plugin(plugin, entry.span);
     let before = blueprint.problems.len();
     let reserved = reserved(stage);
-    let settings = Settings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
+    let settings = SettingValues::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
     if blueprint.problems.len() > before {
         return Err(AssemblyRefused::recorded());
     }

@@ -10,8 +10,8 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use wornpath_yaml::{
-    Node, Parameter, Problem, ProblemKind, Problems, SettingEntry, Settings, Takes, Yaml, nearest,
-    parse, unknown_keys,
+    Node, Parameter, Problem, ProblemKind, Problems, SettingEntry, SettingValues, Takes, Yaml,
+    nearest, parse, unknown_keys,
 };
 
 pub use build::{BuildError, BuiltFleet};
@@ -141,7 +141,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     }
     let mut fleet = FleetSpec::default();
     for entry in SettingEntry::list(root, "models", problems) {
-        let settings = Settings::read(&entry, MODEL, &[], problems);
+        let settings = SettingValues::read(&entry, MODEL, &[], problems);
         let name: String = settings.or("name", String::new());
         let twin = fleet.models.iter().find(|other| other.name == name).map(|_| "models");
         problems.extend(misnamed(&settings, twin));
@@ -154,7 +154,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
     for entry in SettingEntry::list(root, "pods", problems) {
-        let settings = Settings::read(&entry, POD, &["holds"], problems);
+        let settings = SettingValues::read(&entry, POD, &["holds"], problems);
         let pod = pod(&entry, &settings, &served, problems);
         let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
         problems.extend(misnamed(&settings, twin.map(|_| "pods")));
@@ -168,7 +168,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
 }
 
 /// The problem with the name of a pod or a model: it is empty, or taken.
-fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
+fn misnamed(settings: &SettingValues, twins: Option<&str>) -> Option<Problem> {
     let setting = settings.find("name")?;
     let name: String = settings.maybe("name")?;
     let message = match twins {
@@ -184,7 +184,7 @@ fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
 
 fn pod(
     entry: &SettingEntry<'_>,
-    settings: &Settings,
+    settings: &SettingValues,
     served: &[String],
     problems: &mut Vec<Problem>,
 ) -> PodSpec {
@@ -250,13 +250,17 @@ fn pod(
 }
 
 /// A request computes its prompt or decodes, never both.
-fn least_requests(settings: &Settings) -> u32 {
+fn least_requests(settings: &SettingValues) -> u32 {
     let some = |name| u32::from(settings.or::<u64>(name, 0) > 0);
     some("prefill_tokens") + some("decode_tokens")
 }
 
 /// The problems of settings that contradict each other.
-fn impossible(entry: &SettingEntry<'_>, settings: &Settings, served: &[String]) -> Vec<Problem> {
+fn impossible(
+    entry: &SettingEntry<'_>,
+    settings: &SettingValues,
+    served: &[String],
+) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut refuse = |name: &str, message: String, cure: &str| {
         let span = settings.find(name).map_or(entry.span, |setting| setting.span);

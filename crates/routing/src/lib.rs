@@ -112,11 +112,3 @@ pub mod queue {
         Ticket, WaitQueue,
     };
 }
-
-/// The reader of profiles, for crates whose own documents are read the same way.
-pub mod document {
-    pub use wornpath_yaml::{
-        Node, Quoted, SettingEntry, Settings as PluginSettings, Yaml, nearest, parameter_table,
-        parse, unknown_keys,
-    };
-}

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use wornpath_yaml::{FromValue, Parameter, Problem, ProblemKind, Settings, Span, Takes};
+use wornpath_yaml::{FromValue, Parameter, Problem, ProblemKind, SettingValues, Span, Takes};
 
 use crate::models::Models;
 use crate::name::Role;
@@ -219,7 +219,7 @@ pub struct Assembly<'a> {
     pub(crate) stage: Stage,
     pub(crate) span: Span,
     pub(crate) order: usize,
-    pub(crate) settings: Settings,
+    pub(crate) settings: SettingValues,
     /// The nested pickers, printed.
     pub(crate) nested: Vec<(&'static str, String)>,
 }

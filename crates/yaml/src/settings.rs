@@ -124,11 +124,11 @@ pub enum GivenSetting {
 
 /// The checked parameters of a plugin, a step or a section.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct SettingValues {
     all: Vec<Setting>,
 }
 
-impl Settings {
+impl SettingValues {
     /// Reads what `entry` gives for `parameters`. Keys in `reserved` are left to the caller.
     /// Problems are added to `problems`, and the settings without problems are returned all the
     /// same.

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use wornpath_routing::document::Node;
-use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;

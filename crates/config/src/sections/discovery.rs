@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wornpath_routing::document::{Node, SettingEntry};
-use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Takes};
 
 use super::pods::PodConfig;
 use super::pods::{FACTS, PodScope, facts};

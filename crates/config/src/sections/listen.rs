@@ -2,8 +2,7 @@
 
 use std::net::{AddrParseError, SocketAddr};
 
-use wornpath_routing::document::{Node, SettingEntry, Yaml};
-use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Span, Takes, Yaml};
 
 use super::tls;
 use crate::diagnostics::{DIGEST_CURE, Diagnostics};

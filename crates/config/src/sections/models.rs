@@ -3,8 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use wornpath_routing::document::Node;
-use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
 use crate::diagnostics::{Diagnostics, Label};
 use crate::section::{Section, maps};

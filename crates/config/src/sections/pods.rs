@@ -7,8 +7,8 @@ use wornpath_events::ZmqAddress;
 use wornpath_execution::{
     AddressRange, BreakerRules, EgressPolicy, Endpoint, EndpointError, RangeError,
 };
-use wornpath_routing::document::{Node, Yaml};
-use wornpath_routing::{Parameter, Problem, ProblemKind, Role, Span, Takes};
+use wornpath_routing::Role;
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes, Yaml};
 
 use super::models::ModelConfig;
 use super::sources::{EventSourceConfig, Semantics};

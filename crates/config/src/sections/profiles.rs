@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use wornpath_routing::document::{Node, Yaml, nearest};
-use wornpath_routing::{Problem, ProblemKind, Profile, ProfileEnv, Role};
+use wornpath_routing::{Profile, ProfileEnv, Role};
+use wornpath_yaml::{Node, Problem, ProblemKind, Yaml, nearest};
 
 use crate::builtin::{BUILTIN_PROFILES, builtin_profile};
 use crate::diagnostics::Diagnostics;

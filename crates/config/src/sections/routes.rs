@@ -1,10 +1,7 @@
 //! `routes`: the profile of each request.
 
-use wornpath_routing::document::{Node, Yaml};
-use wornpath_routing::{
-    Parameter, PluginView, Problem, ProblemKind, Profile, ProfileEnv, Role, Slot, Span, Takes,
-    Tokens, WithoutEvents,
-};
+use wornpath_routing::{PluginView, Profile, ProfileEnv, Role, Slot, Tokens, WithoutEvents};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes, Yaml};
 
 use super::models::{ModelConfig, TokenizerChoice};
 use super::pods::PodConfig;

@@ -1,8 +1,7 @@
 //! `event_sources`: sources of cache events other than the engines themselves.
 
 use wornpath_events::{BrokerStream, SOURCE_KINDS, TransportKind, TransportOrigin};
-use wornpath_routing::document::Node;
-use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
 use super::listen::Listen;
 use crate::diagnostics::Diagnostics;

@@ -1,7 +1,6 @@
 //! `telemetry`: the collector that traces are exported to.
 
-use wornpath_routing::document::Node;
-use wornpath_routing::{Parameter, Takes};
+use wornpath_yaml::{Node, Parameter, Takes};
 
 use super::pods::authority;
 use crate::diagnostics::Diagnostics;

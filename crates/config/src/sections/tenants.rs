@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use wornpath_blocks::HashKey;
-use wornpath_routing::document::Node;
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes};
 
 use crate::diagnostics::Diagnostics;
 use crate::secret::bytes;

@@ -4,8 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use wornpath_execution::PodTls;
-use wornpath_routing::document::Node;
-use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
+use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes};
 
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;

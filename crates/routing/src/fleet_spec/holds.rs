@@ -3,7 +3,7 @@
 use serde_json::Value;
 use wornpath_index::Tier;
 use wornpath_yaml::{
-    Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Takes, Yaml, json,
+    Node, Parameter, Problem, ProblemKind, SettingEntry, SettingValues, Takes, Yaml, json,
 };
 
 use crate::name::Name;
@@ -57,7 +57,7 @@ pub(super) fn holds(
     let whole = Node { span: key.span, value: Yaml::Map(vec![(key.clone(), value.clone())]) };
     let mut held = Vec::new();
     for entry in SettingEntry::list(&whole, "holds", problems) {
-        let settings = Settings::read(&entry, HOLDS, &["messages"], problems);
+        let settings = SettingValues::read(&entry, HOLDS, &["messages"], problems);
         let prompt = match text(&entry, &settings) {
             Ok(prompt) => prompt,
             Err(problem) => {
@@ -91,7 +91,7 @@ pub(super) fn holds(
     held
 }
 
-fn text(entry: &SettingEntry<'_>, settings: &Settings) -> Result<HeldText, Problem> {
+fn text(entry: &SettingEntry<'_>, settings: &SettingValues) -> Result<HeldText, Problem> {
     let messages = entry.settings.iter().find(|(key, _)| key.text() == Some("messages"));
     match (settings.maybe::<Vec<String>>("tokens"), settings.maybe("text"), messages) {
         (Some(ids), None, None) => tokens(&ids, entry, settings),
@@ -109,7 +109,7 @@ fn text(entry: &SettingEntry<'_>, settings: &Settings) -> Result<HeldText, Probl
 fn tokens(
     ids: &[String],
     entry: &SettingEntry<'_>,
-    settings: &Settings,
+    settings: &SettingValues,
 ) -> Result<HeldText, Problem> {
     let mut tokens = Vec::new();
     for id in ids {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use wornpath_yaml::{
-    GivenSetting, Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Span, Takes, Yaml,
+    GivenSetting, Node, Parameter, Problem, ProblemKind, SettingEntry, SettingValues, Span, Takes,
+    Yaml,
 };
 
 use super::render::ProfileView;
@@ -76,7 +77,7 @@ pub(super) fn holding(
         }
     };
     let entry = SettingEntry { name: "hold", span, settings: entries };
-    let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    let settings = SettingValues::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
     let order = order(&entry, &settings, blueprint);
     let has_patience = matches!(order, QueueOrder::ShortestFirst { .. });
     for setting in settings.all() {
@@ -113,7 +114,11 @@ pub(super) fn holding(
 }
 
 /// Reads `order`, and refuses settings that have no effect with it.
-fn order(entry: &SettingEntry<'_>, settings: &Settings, blueprint: &mut Blueprint) -> QueueOrder {
+fn order(
+    entry: &SettingEntry<'_>,
+    settings: &SettingValues,
+    blueprint: &mut Blueprint,
+) -> QueueOrder {
     let word = settings.or("order", "shortest_first");
     let order = match word {
         "shortest_first" => {
@@ -136,7 +141,7 @@ fn order(entry: &SettingEntry<'_>, settings: &Settings, blueprint: &mut Blueprin
     order
 }
 
-fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
+fn shares(settings: &SettingValues, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
     const MOST: f64 = 1_000_000.0;
     let given: Vec<(String, f64)> = settings.or("shares", Vec::new());
     let is_share = |share: f64| (1.0..=MOST).contains(&share) && share.fract() == 0.0;

@@ -1,7 +1,7 @@
 //! Reads `workflow`: `single`, `prefill_decode` or `steps`.
 
 use wornpath_yaml::{
-    Node, Parameter, Problem, ProblemKind, Quoted, SettingEntry, Settings, Span, Takes, Yaml,
+    Node, Parameter, Problem, ProblemKind, Quoted, SettingEntry, SettingValues, Span, Takes, Yaml,
 };
 
 use super::dead_settings::{SettingScope, check_late_binding, check_neighbours, check_transfer};
@@ -136,7 +136,7 @@ pub(crate) fn read(
     match entry.name {
         "single" => {
             let entry = SettingEntry { name: Role::SERVE, ..entry };
-            let settings = Settings::read(&entry, STEP, &[], problems);
+            let settings = SettingValues::read(&entry, STEP, &[], problems);
             check_neighbours(&entry, SettingScope { before: 0, after: 0 }, problems);
             vec![draft(&entry, &settings, SelectorPlace::Top)]
         }
@@ -184,7 +184,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                             .cure("give each step a name of its own"),
                     );
                 }
-                let settings = Settings::read(&entry, STEP, &[], problems);
+                let settings = SettingValues::read(&entry, STEP, &[], problems);
                 let after = items.len() - 1 - before;
                 check_neighbours(&entry, SettingScope { before, after }, problems);
                 steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
@@ -198,7 +198,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
 /// Reads `prefill_decode`: two steps with the mutations of the transfer protocol.
 fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let steps = [Role::PREFILL, Role::DECODE];
-    let settings = Settings::read(entry, PREFILL_DECODE, &steps, problems);
+    let settings = SettingValues::read(entry, PREFILL_DECODE, &steps, problems);
     let transfer = transfer(settings.or("transfer", "nixl"));
     let mut drafts = Vec::new();
     for name in steps {
@@ -211,7 +211,7 @@ fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<
                 continue;
             }
         };
-        let settings = Settings::read(&step, STEP, &[], problems);
+        let settings = SettingValues::read(&step, STEP, &[], problems);
         check_transfer(&step, problems);
         if name == Role::DECODE {
             check_neighbours(&step, SettingScope { before: 1, after: 0 }, problems);
@@ -232,7 +232,7 @@ fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<
     drafts
 }
 
-fn draft(entry: &SettingEntry<'_>, settings: &Settings, selector: SelectorPlace) -> StepDraft {
+fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorPlace) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
     let selector = settings.maybe("selector").map_or(selector, SelectorPlace::Named);
