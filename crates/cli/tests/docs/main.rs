@@ -235,6 +235,38 @@ fn is_key(span: &str, keys: &str) -> Option<bool> {
     )
 }
 
+/// The last column of the glossary: a type or a key that the code has, or a module by its path.
+#[test]
+fn every_word_of_the_glossary_is_in_the_code() {
+    let code = rust(&root().join("crates"));
+    let glossary = fs::read_to_string(root().join("docs/glossary.md")).unwrap();
+    let mut wrong = Vec::new();
+    for line in glossary.lines().filter(|line| line.starts_with("| ")) {
+        let names = line.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+        for name in names.split('`').skip(1).step_by(2) {
+            let is_there = match name.split_once('/') {
+                Some(_) => is_module(name),
+                None => code.contains(name.rsplit(['.', ':']).next().unwrap_or(name)),
+            };
+            if !is_there {
+                wrong.push(format!("`{name}` of `{line}` is not in the code"));
+            }
+        }
+    }
+    report(&wrong);
+}
+
+/// Whether some crate has a module at this path, with or without the crate's name.
+fn is_module(path: &str) -> bool {
+    let crates = fs::read_dir(root().join("crates")).unwrap();
+    crates.map(|entry| entry.unwrap()).any(|entry| {
+        let name = entry.file_name().into_string().unwrap();
+        let inside = path.strip_prefix(&format!("{name}/")).unwrap_or(path);
+        let module = entry.path().join("src").join(inside);
+        module.is_dir() || module.with_extension("rs").is_file()
+    })
+}
+
 /// All Rust files below a folder, one after another.
 fn rust(folder: &Path) -> String {
     let mut text = String::new();

@@ -222,7 +222,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
 fn every_promise_is_shown_by_tests_that_exist() {
     let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let sources: Vec<String> =
-        ["cli/tests", "gateway", "events", "jobs/tests", "routing/src", "execution"]
+        ["cli/tests", "admin", "batch", "gateway", "events", "jobs/tests", "routing", "execution"]
             .iter()
             .flat_map(|folder| read(&format!("{crates}/{folder}")))
             .collect();

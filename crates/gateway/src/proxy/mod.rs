@@ -12,7 +12,7 @@
 //! | relay | `relay` | the body of the answer, byte by byte |
 //! | account | `relay` | gives load back and tells observers |
 //!
-//! `handle` calls the stages in this order.
+//! `handle` calls the stages up to the head of the answer; hyper polls the relay.
 
 pub mod batch_request;
 mod decide;
