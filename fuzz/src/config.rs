@@ -11,7 +11,7 @@ use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
     ByteTokenizer, DecisionEnv, DecisionState, Fleet, FleetPod, Models, Outcome, PodFacts, Profile,
-    ProfileEnv, Recorder, Request, Rng, Vitals,
+    ProfileEnv, Recorder, Request, Rng, PodState,
 };
 
 const NOW: Duration = Duration::from_secs(3600);
@@ -103,8 +103,8 @@ pub fn described_fleet(bytes: &[u8]) {
 /// Decides two requests in turn. All reserved load is released.
 fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
     let loads = || -> Vec<_> {
-        let load = |vitals: &Vitals| (vitals.requests(), vitals.prefill_tokens());
-        fleet.pods().iter().map(|pod| load(pod.vitals())).collect()
+        let load = |pod_state: &PodState| (pod_state.requests(), pod_state.prefill_tokens());
+        fleet.pods().iter().map(|pod| load(pod.state())).collect()
     };
     let before = loads();
     let mut state = DecisionState::new(index);

@@ -73,7 +73,7 @@ impl Ours {
         fill(&index, models, &pods, workload);
         let mut load = Vec::new();
         for (pod, requests) in pods.iter().zip(&workload.load) {
-            load.extend((0..*requests).map(|_| Reservation::new(pod.vitals(), 512, 256)));
+            load.extend((0..*requests).map(|_| Reservation::new(pod.state(), 512, 256)));
         }
         let surroundings = ProfileEnv { models: Arc::clone(models), ..ProfileEnv::default() };
         let profile = Profile::check(name, text, &surroundings).unwrap_or_else(|it| panic!("{it}"));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::LocalSet;
-use wornpath_blocks::{Framing, Tokenizer};
+use wornpath_blocks::{SpecialTokens, Tokenizer};
 
 use crate::clock::nanos;
 use crate::contestant::{Contestant, Engines, Kind, Paths};
@@ -94,7 +94,7 @@ pub(crate) async fn measure_stalls(
     let is_realtime = set_realtime(engines.id());
     let tokens_of = |text: &str| -> anyhow::Result<usize> {
         let mut ids = Vec::new();
-        tokenizer.encode(text, Framing::Bare, &mut ids)?;
+        tokenizer.encode(text, SpecialTokens::InText, &mut ids)?;
         Ok(ids.len())
     };
     let prompts = |bytes| Prompts::new(bytes, Shared::Nothing, Delivery::Whole);

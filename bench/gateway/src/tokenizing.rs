@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 use wornpath_blocks::chat::{ChatTemplate, Conversation, TokenizerConfig};
-use wornpath_blocks::{Framing, Tokenizer};
+use wornpath_blocks::{SpecialTokens, Tokenizer};
 
 use crate::clock::thread_cpu;
 use crate::prompts::Prompts;
@@ -45,7 +45,7 @@ impl Model {
             let started = thread_cpu();
             let rendered = self.template.render(&Conversation::new(&messages))?;
             let between = thread_cpu();
-            self.tokenizer.encode(&rendered.text, Framing::Bare, &mut ids)?;
+            self.tokenizer.encode(&rendered.text, SpecialTokens::InText, &mut ids)?;
             rendering.push((between - started) as f64 / 1e3);
             tokenizing.push((thread_cpu() - between) as f64 / 1e3);
         }

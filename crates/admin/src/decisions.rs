@@ -10,7 +10,7 @@ use crate::recent;
 use wornpath_config::CacheSharing;
 use wornpath_gateway::Api;
 use wornpath_gateway::proxy::gateway::Gateway;
-use wornpath_gateway::proxy::parse::{ParsedBody, read, tree};
+use wornpath_gateway::proxy::parse::{ParsedBody, parse_exact, read};
 
 pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
     let last = number(call, "last")?.unwrap_or(20);
@@ -43,7 +43,7 @@ fn number<T: FromStr>(call: &AdminCall<'_>, name: &str) -> Result<Option<T>, Adm
 }
 
 pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
-    let input = tree(call.body)
+    let input = parse_exact(call.body)
         .map_err(|error| AdminError::new(400, format!("invalid JSON body: {error}")))?;
     let Some(body) = input.get("body").filter(|body| body.is_object()) else {
         return Err(AdminError::new(

@@ -131,7 +131,7 @@ fn unknown(name: &str) -> AdminError {
 /// A pod as JSON.
 pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStatus]) -> Value {
     let facts = entry.pod.facts();
-    let vitals = entry.pod.vitals();
+    let pod_state = entry.pod.state();
     let names = |names: &[wornpath_routing::Name]| -> Vec<String> {
         names.iter().map(ToString::to_string).collect()
     };
@@ -148,16 +148,16 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
         "loras": names(&facts.loras),
         "roles": facts.roles.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "labels": labels,
-        "health": health(vitals),
-        "breaker": breaker(vitals.breaker()),
+        "health": health(pod_state),
+        "breaker": breaker(pod_state.breaker()),
         "load": {
-            "requests": vitals.requests(), "decoding": vitals.decoding(),
-            "prefill_tokens": vitals.prefill_tokens(), "decode_tokens": vitals.decode_tokens(),
+            "requests": pod_state.requests(), "decoding": pod_state.decoding(),
+            "prefill_tokens": pod_state.prefill_tokens(), "decode_tokens": pod_state.decode_tokens(),
         },
-        "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
+        "engine": {"waiting": pod_state.waiting(), "kv_usage": pod_state.kv_usage()},
         "block_size": block_size_shown(running, entry),
         "events": {
-            "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": approximate.map(approximate_shown),
+            "trust": trust(pod_state.trust()), "feed": feed.map(feed_shown), "guess": approximate.map(approximate_shown),
             "silent": running.metrics().is_silent(&facts.name),
         },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},

@@ -41,7 +41,7 @@ fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
     let snapshot = gateway.snapshot();
     for pod in snapshot.fleet().pods() {
         let name = &pod.facts().name;
-        if pod.vitals().trust() == EventTrust::Guessed {
+        if pod.state().trust() == EventTrust::Guessed {
             guessed.push(name.to_string());
         }
         if metrics.is_silent(name) || metrics.verdict(name).is_broken() {

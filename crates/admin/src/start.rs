@@ -114,7 +114,7 @@ pub fn start_with(
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
     if let Some(telemetry) = &gateway.settings().telemetry {
-        let egress = &gateway.settings().reach;
+        let egress = &gateway.settings().egress_policy;
         let (exporter, sender) = exporter(telemetry, egress, gateway.now())?;
         metrics.count_spans(Arc::clone(exporter.counts()));
         observers.push(Arc::new(exporter));

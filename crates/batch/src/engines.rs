@@ -47,7 +47,7 @@ pub(crate) fn is_serving(pod: &FleetPod) -> bool {
 
 /// Whether requests can be planned for it now.
 pub(crate) fn is_ready(pod: &FleetPod) -> bool {
-    pod.vitals().health() == Health::Up && is_serving(pod)
+    pod.state().health() == Health::Up && is_serving(pod)
 }
 
 /// Counts a batch request on its pod from the routing decision until it is dropped.
@@ -123,21 +123,21 @@ impl LineDispatch for PlannedPods {
         let gateway = self.batches.worker.gateway();
         let snapshot = gateway.snapshot();
         let entry = snapshot.entry(pod.id)?;
-        let vitals = entry.pod.vitals();
-        if vitals.health() != Health::Up {
+        let pod_state = entry.pod.state();
+        if pod_state.health() != Health::Up {
             return None;
         }
-        let online = vitals.requests().saturating_sub(pod.offline.load(Relaxed)) as usize;
+        let online = pod_state.requests().saturating_sub(pod.offline.load(Relaxed)) as usize;
         let model = entry.pod.facts().models.first().cloned();
         let ceiling = self.batches.ceiling(model, gateway.now(), pod.id, online);
         // The running batches share the limit.
         let ceiling = (ceiling / self.batches.running_count().max(1)).max(1);
         let load = PodLoad {
-            running: vitals.requests() as usize,
-            waiting: vitals.waiting() as usize,
-            kv_usage: vitals.kv_usage(),
+            running: pod_state.requests() as usize,
+            waiting: pod_state.waiting() as usize,
+            kv_usage: pod_state.kv_usage(),
         };
-        Some(EngineHealth { vitals: Some(load), ceiling })
+        Some(EngineHealth { pod_state: Some(load), ceiling })
     }
 }
 

@@ -14,7 +14,7 @@
 
 use std::{fmt::Write, io::Read, sync::Arc};
 
-use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer};
+use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer};
 
 const TURNS: usize = 20;
 const CHATS: u64 = 61;
@@ -89,12 +89,12 @@ fn measure(
     let mut ids = Vec::with_capacity(1 << 16);
     let mut plainly = |text: &str| {
         ids.clear();
-        timed(|| tokenizer.encode(text, Framing::Bare, &mut ids).unwrap())
+        timed(|| tokenizer.encode(text, SpecialTokens::InText, &mut ids).unwrap())
     };
     let mut out = Vec::with_capacity(1 << 16);
     let mut remembering = |text: &str| {
         out.clear();
-        timed(|| cache.encode(text, Framing::Bare, &mut out).unwrap())
+        timed(|| cache.encode(text, SpecialTokens::InText, &mut out).unwrap())
     };
     // The library has seen the words, as in a server that has run for a while; the cache has not.
     plainly(last_prompt);

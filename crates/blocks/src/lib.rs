@@ -21,6 +21,6 @@ pub use hasher::{BlockHasher, TextChain, TextHasher};
 pub use key::{HashKey, Scope};
 #[cfg(feature = "text")]
 pub use tokenizer::{
-    Framing, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,
+    SpecialTokens, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,
     set_yield_hook,
 };

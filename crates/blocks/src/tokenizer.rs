@@ -52,11 +52,11 @@ pub enum TokenizerError {
 
 /// Whether to add the tokens that the model's post-processor puts around a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Framing {
+pub enum SpecialTokens {
     /// A completion prompt: the beginning-of-text token, where the tokenizer adds one.
-    Prompt,
+    Added,
     /// A rendered chat, whose template contains such tokens itself.
-    Bare,
+    InText,
 }
 
 /// The library in use.
@@ -148,7 +148,7 @@ impl Tokenizer {
     pub fn encode(
         &self,
         text: &str,
-        framing: Framing,
+        framing: SpecialTokens,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         self.framed(framing, out, |out| self.encode_bare(text, out))
@@ -165,11 +165,11 @@ impl Tokenizer {
     pub fn encode_beginning(
         &self,
         text: &str,
-        framing: Framing,
+        framing: SpecialTokens,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let end = self.split_points.as_ref().map_or(0, |points| points.last(text));
-        if framing == Framing::Prompt {
+        if framing == SpecialTokens::Added {
             out.extend_from_slice(&self.frame.before);
         }
         self.encode_bare(&text[..end], out)
@@ -178,11 +178,11 @@ impl Tokenizer {
     /// Runs `encode` and adds the tokens around the text.
     fn framed(
         &self,
-        framing: Framing,
+        framing: SpecialTokens,
         out: &mut Vec<u32>,
         encode: impl FnOnce(&mut Vec<u32>) -> Result<(), TokenizerError>,
     ) -> Result<(), TokenizerError> {
-        if framing == Framing::Bare {
+        if framing == SpecialTokens::InText {
             return encode(out);
         }
         out.extend_from_slice(&self.frame.before);

@@ -89,7 +89,7 @@ fn is_of_configuration(error: &ServeError) -> bool {
     match error {
         ServeError::Settings(_) => true,
         ServeError::Listen { .. } | ServeError::System(_) => false,
-        ServeError::Around(error) => match (error.downcast_ref(), error.downcast_ref()) {
+        ServeError::Setup(error) => match (error.downcast_ref(), error.downcast_ref()) {
             (Some(error), _) => StartError::is_of_configuration(error),
             (None, Some(error)) => !matches!(error, BatchesError::Store(_)),
             (None, None) => true,
@@ -276,7 +276,7 @@ fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodSettings> {
                 format!("{option} {url}: unknown suffix `{rest}`; write events=zmq://host:port?replay=port or events=auto")
             })?;
             let source = match address {
-                "auto" => EventSource::Asked,
+                "auto" => EventSource::ReportedByEngine,
                 address => EventSource::ZeroMq(address.parse()?),
             };
             (url, Some(source))

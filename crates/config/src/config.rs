@@ -203,7 +203,7 @@ impl Config {
 
     /// The discovery sources, which add pods at run time.
     #[must_use]
-    pub fn finders(&self) -> &[DiscoveryConfig] {
+    pub fn discovery(&self) -> &[DiscoveryConfig] {
         &self.discovery
     }
 
@@ -232,7 +232,7 @@ impl Config {
             models: &self.models,
             sources: &self.sources,
             isolation,
-            egress: &self.settings.reach,
+            egress: &self.settings.egress_policy,
         }
     }
 }
@@ -281,7 +281,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     let events = listen.events.as_ref().and_then(|events| events.tls.clone());
     settings.tls.events =
         if cfg!(feature = "grpc") { events.map(ListenerTls::with_http2) } else { events };
-    settings.reach = Arc::new(EgressPolicy {
+    settings.egress_policy = Arc::new(EgressPolicy {
         allowed: pods::allowed(root, diagnostics),
         tls: tls::pods(root, diagnostics),
     });
@@ -298,7 +298,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
         models: &models,
         sources: &sources,
         isolation: isolation.as_ref().map(|(span, _)| *span),
-        egress: &settings.reach,
+        egress: &settings.egress_policy,
     };
     let pods = pods::pods(root, scope, diagnostics);
     let discovery = discovery::discovery(root, scope, diagnostics);

@@ -65,7 +65,7 @@ impl PodConfig {
         let metrics = self.metrics.clone();
         let named = |events: &Events| match events {
             Events::Source(name) => Some(name.clone()),
-            Events::Zmq(_) | Events::Asked => None,
+            Events::Zmq(_) | Events::ReportedByEngine => None,
         };
         let event_sources = self.events.iter().filter_map(named).collect();
         PodSettings { facts, events, event_sources, metrics, bootstrap_port, key_file, ..plain }
@@ -76,12 +76,14 @@ impl PodConfig {
         let zmq = self.events.iter().find_map(|events| match events {
             // The check of the configuration ensured that the last rank has a valid port.
             Events::Zmq(address) => address.of_rank(rank).ok(),
-            Events::Asked | Events::Source(_) => None,
+            Events::ReportedByEngine | Events::Source(_) => None,
         });
         match zmq {
             Some(address) => Some(EventSource::ZeroMq(address)),
-            None if self.events.contains(&Events::Asked) => Some(EventSource::Asked),
-            None => (!self.events.is_empty()).then_some(EventSource::Elsewhere),
+            None if self.events.contains(&Events::ReportedByEngine) => {
+                Some(EventSource::ReportedByEngine)
+            }
+            None => (!self.events.is_empty()).then_some(EventSource::External),
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct Settings {
     /// TLS settings of the listeners.
     pub tls: Listeners,
     /// Addresses that pods may have, and TLS to pods.
-    pub reach: Arc<EgressPolicy>,
+    pub egress_policy: Arc<EgressPolicy>,
     /// The pods at start.
     pub pods: Vec<PodSettings>,
     /// Models with a tokenizer, a block size or aliases.
@@ -98,7 +98,7 @@ impl Default for Settings {
             admin: None,
             admin_token: None,
             tls: Listeners::default(),
-            reach: Arc::default(),
+            egress_policy: Arc::default(),
             pods: Vec::new(),
             models: Vec::new(),
             profiles: Vec::new(),
@@ -180,9 +180,9 @@ pub enum EventSource {
     /// The engine publishes them.
     ZeroMq(ZmqAddress),
     /// The engine publishes them, and reports the address at `/kv_event_sources`.
-    Asked,
+    ReportedByEngine,
     /// A sidecar pushes them, or a broker delivers them.
-    Elsewhere,
+    External,
 }
 
 /// A model with a tokenizer, a block size or aliases.
@@ -215,7 +215,7 @@ pub enum BlockSize {
     /// The engines report no size.
     Assumed(NonZeroUsize),
     /// No engine has been queried yet.
-    Unasked(NonZeroUsize),
+    Unknown(NonZeroUsize),
 }
 
 impl BlockSize {
@@ -226,7 +226,7 @@ impl BlockSize {
             Self::Configured(tokens)
             | Self::Reported(tokens)
             | Self::Assumed(tokens)
-            | Self::Unasked(tokens) => tokens,
+            | Self::Unknown(tokens) => tokens,
         }
     }
 
@@ -236,7 +236,7 @@ impl BlockSize {
         match self {
             Self::Configured(_) => "configured",
             Self::Reported(_) => "reported",
-            Self::Assumed(_) | Self::Unasked(_) => "assumed",
+            Self::Assumed(_) | Self::Unknown(_) => "assumed",
         }
     }
 }
@@ -244,7 +244,7 @@ impl BlockSize {
 /// vLLM's default, until an engine has been queried.
 impl Default for BlockSize {
     fn default() -> Self {
-        Self::Unasked(const { NonZeroUsize::new(16).expect("16 is not zero") })
+        Self::Unknown(const { NonZeroUsize::new(16).expect("16 is not zero") })
     }
 }
 

@@ -79,7 +79,7 @@ fn the_example_is_valid_and_yields_its_pods_and_profiles() {
     let settings = config.settings(&mut Tokenizers::new(&path)).unwrap();
     let names: Vec<_> = settings.pods.iter().map(|pod| pod.facts.name.as_str()).collect();
     assert_eq!(names, ["a", "b/0", "b/1", "b/2", "b/3", "c"]);
-    assert_eq!(config.finders().len(), 2);
+    assert_eq!(config.discovery().len(), 2);
     assert_eq!(settings.profiles[0].name, "cache-aware", "the profile of the last route");
     let fourth = format!("{:?}", settings.pods[4].events);
     assert!(fourth.contains("10.0.0.6:5560"), "{fourth}");

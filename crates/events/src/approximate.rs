@@ -201,7 +201,7 @@ impl ApproximateCaches {
         // Under the lock, so that the index gets changes in order. It fails only for a pod that has
         // left the index.
         let stored =
-            StoredBlocks { tier, blocks: &stored, content: Content::Native, locations: &[] };
+            StoredBlocks { tier, blocks: &stored, content: Content::IndexHashes, locations: &[] };
         let removed = CacheEvent::Removed { tier, blocks: &evicted };
         let _ = writer.apply(pod, None, &[CacheEvent::Stored(stored), removed]);
         true

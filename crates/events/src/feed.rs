@@ -38,7 +38,7 @@ pub use status::{FeedCounters, FeedState, FeedStatus, Resumed};
 
 use crate::backoff::Backoff;
 use crate::message::{BatchId, Capabilities, Delivery, Epoch};
-use epoch::{EpochRelation, RivalEpoch};
+use epoch::{EarlierEpoch, EpochRelation};
 use query::PendingQuery;
 use recent::{RecentBatches, Repetition};
 use status::Rate;
@@ -92,9 +92,9 @@ pub struct Feed {
     sources: Vec<FeedSource>,
     epoch: Option<Epoch>,
     /// An earlier epoch whose messages arrive while the current one is silent.
-    rival: Option<RivalEpoch>,
+    resurfaced: Option<EarlierEpoch>,
     /// A later epoch that fell silent and was given up for the current one.
-    silenced: Option<Epoch>,
+    given_up: Option<Epoch>,
     /// The number to apply next in this epoch.
     next: u64,
     /// The highest number known to exist.
@@ -144,8 +144,8 @@ impl Feed {
             rules,
             sources: Vec::new(),
             epoch: None,
-            rival: None,
-            silenced: None,
+            resurfaced: None,
+            given_up: None,
             next: 0,
             highest: None,
             recent: RecentBatches::default(),

@@ -57,8 +57,8 @@ pub struct Translated<'a> {
 /// One event after the first pass, with the range of its contents.
 enum TranslateStep {
     Chained { parent: Parent, contents: Range<usize> },
-    Named,
-    AsIs,
+    KnownAliases,
+    Unchanged,
     Ignored,
 }
 
@@ -127,8 +127,10 @@ impl Translator {
                 TranslateStep::Chained { parent, contents } => {
                     Content::Chained { parent, contents: &self.contents[contents] }
                 }
-                TranslateStep::Named if self.scheme == BlockIdScheme::Index => Content::Native,
-                TranslateStep::Named | TranslateStep::AsIs => Content::Named,
+                TranslateStep::KnownAliases if self.scheme == BlockIdScheme::Index => {
+                    Content::IndexHashes
+                }
+                TranslateStep::KnownAliases | TranslateStep::Unchanged => Content::KnownAliases,
             };
             events.push(match event {
                 Wire::Stored(WireStored { tier, blocks, .. }) => {
@@ -150,14 +152,14 @@ impl Translator {
                     return Ok(TranslateStep::Ignored);
                 }
                 if stored.tokens.is_empty() {
-                    return Ok(TranslateStep::Named);
+                    return Ok(TranslateStep::KnownAliases);
                 }
                 self.chain(stored)
             }
             Wire::Removed(removed) if self.groups.is_partial(removed.group) => {
                 Ok(TranslateStep::Ignored)
             }
-            Wire::Removed(_) | Wire::Cleared => Ok(TranslateStep::AsIs),
+            Wire::Removed(_) | Wire::Cleared => Ok(TranslateStep::Unchanged),
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
-use wornpath_routing::{BreakerState, Vitals};
+use wornpath_routing::{BreakerState, PodState};
 
 /// A thread that serves clients, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,7 +103,7 @@ pub struct Endpoint {
     /// The last activity, in milliseconds since `created`, plus one; zero if there was none.
     last_activity_ms: AtomicU64,
     /// Of the pods behind it.
-    vitals: Mutex<Vec<Arc<Vitals>>>,
+    pod_state: Mutex<Vec<Arc<PodState>>>,
     resolved: Mutex<Option<ResolvedName>>,
     /// One pool per worker.
     idle: Box<[Mutex<IdlePool>]>,
@@ -145,7 +145,7 @@ impl Endpoint {
             is_troubled: AtomicBool::new(false),
             created: Instant::now(),
             last_activity_ms: AtomicU64::new(0),
-            vitals: Mutex::default(),
+            pod_state: Mutex::default(),
             resolved: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
@@ -155,7 +155,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the policy denies it.
-    pub fn within(self, policy: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
+    pub fn with_egress_policy(self, policy: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
         self.check_egress(policy)?;
         self.set_egress_policy(policy);
         Ok(self)
@@ -220,7 +220,8 @@ impl Endpoint {
         let host =
             if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let rules = BreakerRules::default();
-        Self::new(&format!("http://{host}:{port}"), rules, 1)?.within(&self.egress_policy())
+        Self::new(&format!("http://{host}:{port}"), rules, 1)?
+            .with_egress_policy(&self.egress_policy())
     }
 
     fn egress_policy(&self) -> Arc<EgressPolicy> {
@@ -251,12 +252,12 @@ impl Endpoint {
         &self.prefix
     }
 
-    /// Adds the vitals of a pod behind the endpoint; the breaker keeps them up to date.
-    pub fn show(&self, vitals: &Arc<Vitals>) {
+    /// Adds the pod_state of a pod behind the endpoint; the breaker keeps them up to date.
+    pub fn add_pod_state(&self, pod_state: &Arc<PodState>) {
         let breaker = lock(&self.breaker).clone();
-        breaker.rests_until().iter().for_each(|until| vitals.set_rest(*until));
-        vitals.set_breaker(breaker.state());
-        lock(&self.vitals).push(Arc::clone(vitals));
+        breaker.rests_until().iter().for_each(|until| pod_state.set_rest(*until));
+        pod_state.set_breaker(breaker.state());
+        lock(&self.pod_state).push(Arc::clone(pod_state));
     }
 
     /// A call begins. Returns whether it is a trial, whose end [`Self::trial_ended`] must report.
@@ -328,9 +329,9 @@ impl Endpoint {
         let state = breaker.state();
         self.is_troubled.store(breaker.is_troubled(), Relaxed);
         if state != before {
-            for vitals in lock(&self.vitals).iter() {
-                breaker.rests_until().iter().for_each(|until| vitals.set_rest(*until));
-                vitals.set_breaker(state);
+            for pod_state in lock(&self.pod_state).iter() {
+                breaker.rests_until().iter().for_each(|until| pod_state.set_rest(*until));
+                pod_state.set_breaker(state);
             }
             if state == BreakerState::Open {
                 // The process behind these connections is gone.
@@ -481,11 +482,12 @@ mod tests {
     #[test]
     fn a_denied_address_is_refused_before_the_first_call() {
         let policy = Arc::new(EgressPolicy::default());
-        let refused = |url: &str| endpoint(url).unwrap().within(&policy).unwrap_err().to_string();
+        let refused =
+            |url: &str| endpoint(url).unwrap().with_egress_policy(&policy).unwrap_err().to_string();
         assert!(refused("http://169.254.169.254/latest").contains("link-local"));
         assert!(refused("http://[::ffff:169.254.169.254]").contains("link-local"));
         assert!(refused("https://engine:8443").contains("pod_tls"));
-        assert!(endpoint("http://10.0.0.5").unwrap().within(&policy).is_ok());
+        assert!(endpoint("http://10.0.0.5").unwrap().with_egress_policy(&policy).is_ok());
     }
 
     #[test]
@@ -507,10 +509,10 @@ mod tests {
     #[test]
     fn every_pod_behind_an_endpoint_has_the_state_of_its_breaker() {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
-        let ranks = [Arc::<Vitals>::default(), Arc::default()];
-        endpoint.show(&ranks[0]);
+        let ranks = [Arc::<PodState>::default(), Arc::default()];
+        endpoint.add_pod_state(&ranks[0]);
         endpoint.record_outcome(CallOutcome::Gone, Duration::ZERO);
-        endpoint.show(&ranks[1]);
+        endpoint.add_pod_state(&ranks[1]);
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Open; 2]);
         assert!(endpoint.tick(Duration::from_millis(100)));
         endpoint.probed(CallOutcome::Good, Duration::from_millis(100));

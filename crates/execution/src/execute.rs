@@ -438,7 +438,7 @@ impl<D: Replan> PlanExecution<'_, D> {
     /// The step's pod will not hold the prompt that the decision expects it to hold.
     fn withdraw(&mut self, step: &PlanStep) {
         if let Some(pod) = step.pod.filter(|_| step.is_expected) {
-            self.router.refused(pod);
+            self.router.request_refused(pod);
         }
     }
 }

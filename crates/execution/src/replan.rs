@@ -51,9 +51,9 @@ pub trait Replan: Send {
     /// The current time.
     fn now(&self) -> Moment;
     /// A random number of 63 bits that no other request has.
-    fn room(&mut self) -> u64;
+    fn unique_id(&mut self) -> u64;
     /// A call begins. Returns the time if calls are traced.
-    fn begins(&self) -> Option<Moment> {
+    fn call_started(&self) -> Option<Moment> {
         None
     }
     /// The request of a step was handed to its connection: it is written, or waits until the
@@ -62,13 +62,13 @@ pub trait Replan: Send {
     /// meanwhile.
     fn request_sent(&mut self) {}
     /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
-    fn refused(&mut self, _pod: PodId) {}
+    fn request_refused(&mut self, _pod: PodId) {}
     /// Until this time an engine may hold KV cache for another engine, which frees it by loading
     /// it; none if no engine does. If the plan is given up before, the engine keeps it until its
     /// lease expires.
-    fn hands_over(&mut self, _until: Option<Moment>) {}
+    fn kv_held_until(&mut self, _until: Option<Moment>) {}
     /// A call for which [`Self::begins`] returned the time has its response, or has failed.
-    fn answered(&mut self, _called: CallAttempt<'_>) {}
+    fn call_ended(&mut self, _called: CallAttempt<'_>) {}
 }
 
 /// A call that has its response, or has failed.

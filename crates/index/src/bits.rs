@@ -17,7 +17,7 @@ use crate::table::{
 };
 
 /// Changes that are prefetched together: as many misses as a core keeps in flight.
-const AHEAD: usize = 16;
+const PREFETCH_DISTANCE: usize = 16;
 
 /// The writing side of one pod's bits.
 pub(crate) struct Bits<'a> {
@@ -57,7 +57,7 @@ impl<'a> Bits<'a> {
 
     /// Sets the pod's bit on each block; calls `already` for those that had it.
     pub(crate) fn set(&mut self, blocks: &[BlockHash], mut already: impl FnMut(BlockHash)) {
-        for some in blocks.chunks(AHEAD) {
+        for some in blocks.chunks(PREFETCH_DISTANCE) {
             self.prefetch(some);
             for block in some {
                 if !self.set_one(*block) {
@@ -70,7 +70,7 @@ impl<'a> Bits<'a> {
 
     /// Clears the pod's bit on each block that has it.
     pub(crate) fn clear(&mut self, blocks: &[BlockHash]) {
-        for some in blocks.chunks(AHEAD) {
+        for some in blocks.chunks(PREFETCH_DISTANCE) {
             self.prefetch(some);
             for block in some {
                 self.clear_one(*block);

@@ -84,9 +84,9 @@ pub enum Content<'a> {
         contents: &'a [ContentHash],
     },
     /// Only engine hashes: other events make them known as aliases (offload tiers).
-    Named,
+    KnownAliases,
     /// The engine hashes *are* the index's hashes; their parents are unknown.
-    Native,
+    IndexHashes,
 }
 
 /// Copies of blocks that were stored on one tier of a pod.

@@ -10,7 +10,7 @@
 use wornpath_blocks::BlockHash;
 
 use crate::event::{EngineHash, Tier};
-use crate::ledger::{Caps, Ledger};
+use crate::ledger::{Ledger, LedgerLimits};
 use crate::slab::{EntryId, Flag};
 use crate::state::PodRemoved;
 
@@ -118,7 +118,7 @@ impl Ledger {
     pub(crate) fn restore(
         &mut self,
         items: &[ExportedBlock],
-        caps: Caps,
+        caps: LedgerLimits,
         set: &mut Vec<BlockHash>,
     ) -> Result<(), RestoreError> {
         let mut numbers = Vec::with_capacity(items.len());

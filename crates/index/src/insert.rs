@@ -7,7 +7,7 @@
 use wornpath_blocks::{BlockHash, ContentHash};
 
 use crate::event::{Content, EngineHash, Location, Parent, StoredBlocks, Tier};
-use crate::ledger::{Caps, Counting, Ledger};
+use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::orphans::Orphan;
 use crate::slab::{EntryId, Flag};
 
@@ -26,7 +26,7 @@ impl Ledger {
         &mut self,
         stored: &StoredBlocks<'_>,
         counting: Counting,
-        caps: Caps,
+        caps: LedgerLimits,
         set: &mut Vec<BlockHash>,
     ) {
         let located = stored.locations.len();
@@ -40,8 +40,8 @@ impl Ledger {
             Content::Chained { parent, contents } => {
                 pass.chained(stored.blocks, parent, contents, stored.locations);
             }
-            Content::Named => pass.named(stored.blocks, stored.locations),
-            Content::Native => pass.native(stored.blocks, stored.locations),
+            Content::KnownAliases => pass.named(stored.blocks, stored.locations),
+            Content::IndexHashes => pass.native(stored.blocks, stored.locations),
         }
     }
 }
@@ -51,7 +51,7 @@ struct InsertPass<'a> {
     ledger: &'a mut Ledger,
     tier: Tier,
     counting: Counting,
-    caps: Caps,
+    caps: LedgerLimits,
     set: &'a mut Vec<BlockHash>,
 }
 

@@ -31,7 +31,7 @@ pub(crate) enum Counting {
 
 /// Limits that keep one pod from filling the router's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caps {
+pub(crate) struct LedgerLimits {
     /// Entries of the pod.
     pub(crate) entries: usize,
     /// Blocks whose prefix is not known yet.

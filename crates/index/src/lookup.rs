@@ -31,7 +31,7 @@ use crate::table::{Probe, SetId, find_slowly};
 /// Parts into which the first round divides the chain.
 const FIRST: usize = 8;
 /// Blocks that a scan of the whole chain reads together.
-const AHEAD: usize = 16;
+const PREFETCH_DISTANCE: usize = 16;
 /// Blocks of a later round. It costs about one miss for any number of them, up to the misses that a
 /// core keeps in flight.
 const ROUND: usize = 16;
@@ -316,13 +316,13 @@ impl Search {
     fn scan_all(&mut self, view: &View, chain: &[BlockHash], first: SetId) {
         self.changes.clear();
         let mut last = first;
-        for (part, blocks) in chain.chunks(AHEAD).enumerate() {
-            let mut sets = [SetId::EMPTY; AHEAD];
+        for (part, blocks) in chain.chunks(PREFETCH_DISTANCE).enumerate() {
+            let mut sets = [SetId::EMPTY; PREFETCH_DISTANCE];
             for (set, block) in sets.iter_mut().zip(blocks) {
                 *set = find_set(view, *block);
             }
             for (at, set) in sets[..blocks.len()].iter().enumerate() {
-                let position = (part * AHEAD + at) as u32;
+                let position = (part * PREFETCH_DISTANCE + at) as u32;
                 // The first block was read before; that read counts.
                 if *set != last && position > 0 {
                     self.changes.push(Point { position, set: *set });

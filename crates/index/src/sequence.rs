@@ -124,8 +124,8 @@ impl From<&CacheEvent<'_>> for EarlyEvent {
                     Content::Chained { parent, contents } => {
                         (Content::Chained { parent, contents: &[] }, contents)
                     }
-                    Content::Named => (Content::Named, &[][..]),
-                    Content::Native => (Content::Native, &[][..]),
+                    Content::KnownAliases => (Content::KnownAliases, &[][..]),
+                    Content::IndexHashes => (Content::IndexHashes, &[][..]),
                 };
                 Self::Stored(EarlyStored {
                     tier: stored.tier,

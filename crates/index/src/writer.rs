@@ -11,7 +11,7 @@ use crate::bits::Bits;
 use crate::directory::View;
 use crate::event::{CacheEvent, StoredBlocks};
 use crate::export::{ExportedBlock, RestoreError};
-use crate::ledger::{Caps, Counting, Ledger};
+use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::pod::{PodId, PodSet, PodSlot, word_and_bit};
 use crate::sequence::{Applied, Order};
 use crate::speculative::Moment;
@@ -419,9 +419,9 @@ impl PodChange<'_> {
         }
     }
 
-    fn caps(&self) -> Caps {
+    fn caps(&self) -> LedgerLimits {
         let limits = &self.state.limits;
-        Caps {
+        LedgerLimits {
             entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.remaining())),
             orphans: limits.orphans_per_pod,
         }

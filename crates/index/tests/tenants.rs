@@ -65,7 +65,7 @@ fn prompt(random: &mut Random) -> Vec<u64> {
 
 fn store(writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) {
     let blocks: Vec<_> = chain.iter().map(|block| EngineHash(block.0)).collect();
-    let content = Content::Native;
+    let content = Content::IndexHashes;
     let stored = StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
     writer.apply(pod, None, &[CacheEvent::Stored(stored)]).unwrap();
 }

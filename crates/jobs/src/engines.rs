@@ -27,7 +27,7 @@ pub type Prefilled = Box<dyn FnOnce() + Send>;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineHealth {
     /// The load that its engine reports, if any.
-    pub vitals: Option<PodLoad>,
+    pub pod_state: Option<PodLoad>,
     /// The most offline requests that it may have in flight.
     pub ceiling: usize,
 }

@@ -44,7 +44,7 @@ pub use fs_store::FsStore;
 pub use identity::Identical;
 pub use input::{Input, InputError, InputRules, LineSpan};
 pub use line::{BatchLine, Interface, LineForm, LineProblem};
-pub use pods::{BatchPods, InputFile, ReadVitals, read_whole};
+pub use pods::{BatchPods, InputFile, ReadLoad, read_whole};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresSharing};
 pub use prompt_hash::{BYTES_PER_TOKEN, Lengths, PromptHasher, rendered};

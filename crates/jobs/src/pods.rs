@@ -27,14 +27,14 @@ const MAX_RESPONSE_BYTES: usize = 256 << 20;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Parses the metrics page of an engine.
-pub type ReadVitals = fn(&str) -> Option<PodLoad>;
+pub type ReadLoad = fn(&str) -> Option<PodLoad>;
 
 /// Engines, each at its own URL.
 pub struct BatchPods {
     endpoints: Vec<Arc<Endpoint>>,
     timeouts: Timeouts,
     authorization: Option<HeaderValue>,
-    read_vitals: ReadVitals,
+    read_load: ReadLoad,
 }
 
 struct CallTarget<'a> {
@@ -58,13 +58,14 @@ impl BatchPods {
         policy: EgressPolicy,
         timeouts: Timeouts,
         authorization: Option<HeaderValue>,
-        read_vitals: ReadVitals,
+        read_load: ReadLoad,
     ) -> Result<Self, EndpointError> {
         let policy = Arc::new(policy);
         let rules = BreakerRules::default();
-        let endpoint = |url: &String| Endpoint::new(url, rules, 1)?.within(&policy).map(Arc::new);
+        let endpoint =
+            |url: &String| Endpoint::new(url, rules, 1)?.with_egress_policy(&policy).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, timeouts, authorization, read_vitals })
+        Ok(Self { endpoints, timeouts, authorization, read_load: read_load })
     }
 
     async fn call(
@@ -144,8 +145,8 @@ impl LineDispatch for BatchPods {
         let target = CallTarget { method: Method::GET, path: "/metrics" };
         let page = self.call(pod, target, Bytes::new(), timeouts).await.ok()?;
         let page = read_whole(&page.head.headers, page.body).await.ok()?;
-        let vitals = (self.read_vitals)(&String::from_utf8_lossy(&page));
-        Some(EngineHealth { vitals, ceiling: usize::MAX })
+        let pod_state = (self.read_load)(&String::from_utf8_lossy(&page));
+        Some(EngineHealth { pod_state, ceiling: usize::MAX })
     }
 }
 

@@ -40,7 +40,7 @@ pub struct Finished<P> {
     /// The progress at the end.
     pub progress: RunProgress,
     /// How often an idle pod stole work from another.
-    pub thefts: usize,
+    pub steals: usize,
 }
 
 enum RunnerEvent {
@@ -94,7 +94,7 @@ pub async fn run<E: LineDispatch, P: Publish + 'static>(
     };
     runner.until_settled(events, control, &writer).await;
     let unreadable = runner.unreadable.take();
-    let thefts = runner.scheduler.thefts();
+    let steals = runner.scheduler.steals();
     let progress = runner.progress.clone();
     // The writer ends when its channel is closed; requests in flight are cancelled.
     drop(runner);
@@ -104,7 +104,7 @@ pub async fn run<E: LineDispatch, P: Publish + 'static>(
         return Err(error);
     }
     let progress = progress.borrow().clone();
-    Ok(Finished { publisher, progress, thefts })
+    Ok(Finished { publisher, progress, steals })
 }
 
 struct Runner<E> {
@@ -255,11 +255,11 @@ impl<E: LineDispatch> Runner<E> {
             // A busy engine may be slow to report its health: only failed requests show that it is
             // lost.
             RunnerEvent::Health(_, None) => {}
-            RunnerEvent::Health(pod, Some(EngineHealth { vitals, ceiling })) => {
+            RunnerEvent::Health(pod, Some(EngineHealth { pod_state, ceiling })) => {
                 self.scheduler.back(pod, 1.0);
                 self.scheduler.hold_below(pod, ceiling);
-                if let Some(vitals) = vitals {
-                    self.scheduler.observe(pod, vitals);
+                if let Some(pod_state) = pod_state {
+                    self.scheduler.observe(pod, pod_state);
                 }
             }
         }

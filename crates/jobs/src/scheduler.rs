@@ -175,8 +175,8 @@ impl Scheduler {
     }
 
     /// Updates the window of a pod by its load.
-    pub fn observe(&mut self, pod: usize, vitals: PodLoad) {
-        self.slots[pod].window.observe(vitals);
+    pub fn observe(&mut self, pod: usize, pod_state: PodLoad) {
+        self.slots[pod].window.observe(pod_state);
     }
 
     /// Limits the requests in flight on a pod.
@@ -195,7 +195,7 @@ impl Scheduler {
     pub fn back(&mut self, pod: usize, speed: f64) {
         let slot = &mut self.slots[pod];
         if slot.number.is_none() {
-            slot.number = Some(self.run.joined(speed));
+            slot.number = Some(self.run.add_pod(speed));
             slot.failures = 0;
             slot.rests_until = None;
         }
@@ -232,8 +232,8 @@ impl Scheduler {
 
     /// How often an idle pod stole work from another.
     #[must_use]
-    pub const fn thefts(&self) -> usize {
-        self.run.thefts()
+    pub const fn steals(&self) -> usize {
+        self.run.steals()
     }
 
     fn is_busy(&mut self, pod: usize, after: Option<Duration>, now: Duration) {

@@ -116,7 +116,7 @@ pub struct PlanRun {
     /// Work of lost pods while no pod is left to take it.
     orphans: RangeSet,
     unsettled: usize,
-    thefts: usize,
+    steals: usize,
     /// Milliseconds that a steal must save.
     min_steal_gain: f64,
 }
@@ -150,7 +150,7 @@ impl PlanRun {
             states,
             pods,
             orphans: RangeSet::default(),
-            thefts: 0,
+            steals: 0,
         }
     }
 
@@ -166,7 +166,7 @@ impl PlanRun {
         if state.queued.is_empty() {
             let gain = self.min_steal_gain;
             let has_stolen = work_stealing::steal(&self.route, &mut self.pods, pod, gain);
-            self.thefts += usize::from(has_stolen);
+            self.steals += usize::from(has_stolen);
         }
         let position = self.next_position(pod)?;
         self.pods[pod].queued.take(position);
@@ -239,7 +239,7 @@ impl PlanRun {
     }
 
     /// A pod has joined: it starts with work that no pod has, and steals. Returns its number.
-    pub fn joined(&mut self, speed: f64) -> usize {
+    pub fn add_pod(&mut self, speed: f64) -> usize {
         let mut pod = RunPod::new(speed);
         pod.queued = std::mem::take(&mut self.orphans);
         self.pods.push(pod);
@@ -254,8 +254,8 @@ impl PlanRun {
 
     /// How often an idle pod stole work from another.
     #[must_use]
-    pub const fn thefts(&self) -> usize {
-        self.thefts
+    pub const fn steals(&self) -> usize {
+        self.steals
     }
 
     fn state(&self, job: JobId) -> JobState {

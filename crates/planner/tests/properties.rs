@@ -232,7 +232,7 @@ proptest! {
             }
             prop_assert_eq!(run.unsettled(), shapes.len() - done.len());
         }
-        run.joined(1.0);
+        run.add_pod(1.0);
         alive.push(true);
         let mut idle = 0;
         while run.unsettled() > 0 {
@@ -372,7 +372,7 @@ fn an_idle_pod_steals_the_far_end_of_the_longest_queue() {
         first += 1;
         assert_eq!(run.finished(job, 0), JobOutcome::First);
     }
-    assert!(run.thefts() > 0 && first > 90, "{first} by the first pod, {} thefts", run.thefts());
+    assert!(run.steals() > 0 && first > 90, "{first} by the first pod, {} steals", run.steals());
 }
 
 fn each_order(jobs: &mut Vec<JobId>, fixed: usize, visit: &mut impl FnMut(&[JobId])) {

@@ -79,7 +79,7 @@ impl Profile {
         retry: Retry<'_>,
         recorder: Option<&mut Recorder<'_>>,
     ) -> Outcome {
-        self.own(context);
+        self.assert_owns(context);
         let marks = Vec::new();
         let mut run = DecisionRun { profile: self, context, env, retry, recorder, marks };
         run.lookup();
@@ -136,7 +136,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         if let Some(blocks) = self.context.slots.read(blocks) {
             self.env.state.reader.lookup(&blocks.chain, &mut scratch.answer);
             scratch.answer.depths_into(&mut scratch.depths);
-            self.env.fleet.fade(&mut scratch.depths);
+            self.env.fleet.discount_stale(&mut scratch.depths);
         }
         if let (Some(recorder), Some(started)) = (&mut self.recorder, started) {
             recorder.looked_up(started);
@@ -157,7 +157,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 continue;
             }
             let is_last = at + 1 == profile.steps.len();
-            if self.context.request.is_several && step.rules.offers_kv() && !is_last {
+            if self.context.request.has_prompt_list && step.rules.offers_kv() && !is_last {
                 self.leave_out(step, SkippedBecause::SeveralPrompts);
                 continue;
             }
@@ -273,7 +273,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
     fn pass_over(&self, bound: &BoundStep<'_>) {
         if let BoundStep { step, pod: Some(pod), .. } = bound {
             let decision = decision(self.context, self.env, step);
-            step.selector.picker.picker.passed_over(&decision, pod.candidate);
+            step.selector.picker.picker.not_used(&decision, pod.candidate);
         }
     }
 
@@ -328,8 +328,8 @@ impl<'a> DecisionRun<'a, '_, '_> {
 
     /// How long the request may wait: the profile's limit, or its own `deadline_ms` if that is
     /// less.
-    fn patience(&self) -> Duration {
-        let most = self.profile.holding.patience;
+    fn max_wait(&self) -> Duration {
+        let most = self.profile.holding.max_wait;
         let Some(attributes) = &self.profile.attributes else { return most };
         let all = self.context.slots.read(attributes).map_or(&[][..], |all| &all.0);
         let own = all.iter().find(|(name, _)| *name == *"deadline_ms");
@@ -351,7 +351,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 weight: share.map_or(request.weight.max(1), |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
-                deadline: request.arrival.saturating_add(self.patience()),
+                deadline: request.arrival.saturating_add(self.max_wait()),
             },
         }
     }

@@ -1,13 +1,13 @@
 //! The fleet as decisions see it: facts of the pods, and their current state.
 //!
 //! The set of pods changes seldom: a [`Fleet`] is immutable, and a change makes a new one. The
-//! state of a pod changes all the time: its [`Vitals`] are a few cache lines of counters that
+//! state of a pod changes all the time: its [`PodState`] are a few cache lines of counters that
 //! requests, probes and engine reports update in place, and that successive fleets share.
 
 mod learnt_rates;
 mod pod;
+mod pod_state;
 mod reservation;
-mod vitals;
 
 use std::ops::Index;
 
@@ -15,8 +15,8 @@ use wornpath_index::{PodId, PodSlot};
 
 pub(crate) use learnt_rates::{MeasuredPrefill, PrefillWork};
 pub use pod::{FleetPod, PodFacts, Topology};
+pub use pod_state::{BreakerState, EventTrust, Health, PodState};
 pub use reservation::Reservation;
-pub use vitals::{BreakerState, EventTrust, Health, Vitals};
 
 use crate::name::Role;
 
@@ -116,10 +116,10 @@ impl Fleet {
     }
 
     /// Reduces the depths of pods whose event streams have been silent for long.
-    pub(crate) fn fade(&self, depths: &mut [u32]) {
+    pub(crate) fn discount_stale(&self, depths: &mut [u32]) {
         for (depth, candidate) in depths.iter_mut().zip(&self.by_slot) {
             if let Some(candidate) = candidate.filter(|_| *depth > 0) {
-                *depth = self[candidate].vitals().believed(*depth);
+                *depth = self[candidate].state().fresh_part(*depth);
             }
         }
     }

@@ -135,9 +135,9 @@ impl<T> HeldRequests<T> {
 /// The rejection of a request whose deadline has passed: pods are busy, or none serves it any more.
 fn expired(request: &Request, fleet: &Fleet) -> Rejection {
     let serves = |pod: &FleetPod| {
-        let vitals = pod.vitals();
+        let pod_state = pod.state();
         let models = &pod.facts().models;
-        let is_up = vitals.health() == Health::Up && vitals.breaker() != BreakerState::Open;
+        let is_up = pod_state.health() == Health::Up && pod_state.breaker() != BreakerState::Open;
         is_up && (models.is_empty() || models.contains(&request.model.base))
     };
     let why = "no pod had room before the deadline";
@@ -258,8 +258,8 @@ mod tests {
         // The best pod is chosen first, and only then asked whether it has room.
         let yaml = "score: [kv_usage]\npick: max_score\nhold: {unless: [concurrency: {prefill_tokens: 100}]}\n";
         let mut bench = HoldBench::new(2, yaml);
-        bench.bench.pod(1).vitals().report(0, 0.5);
-        let busy = Reservation::new(bench.bench.pod(0).vitals(), 100, 100);
+        bench.bench.pod(1).state().report(0, 0.5);
+        let busy = Reservation::new(bench.bench.pod(0).state(), 100, 100);
         assert!(bench.arrive("a", 4).is_none(), "pod 0 is better, and busy");
         assert!(bench.poll().is_empty());
         drop(busy);
@@ -290,7 +290,7 @@ mod tests {
         let yaml =
             "filter:\n  - healthy: {on_empty: hold}\npick: max_score\nhold: {deadline: 2s}\n";
         let mut bench = HoldBench::new(1, yaml);
-        bench.bench.pod(0).vitals().set_health(Health::Down);
+        bench.bench.pod(0).state().set_health(Health::Down);
         assert!(bench.arrive("late", 4).is_none());
         bench.bench.now = Duration::from_secs(2);
         let settled = bench.poll();
@@ -304,7 +304,7 @@ mod tests {
         let mut bench = HoldBench::new(1, yaml);
         let _busy = bench.arrive("first", 4).unwrap();
         assert!(bench.arrive("second", 4).is_none());
-        bench.bench.pod(0).vitals().set_health(Health::Down);
+        bench.bench.pod(0).state().set_health(Health::Down);
         let settled = bench.poll();
         assert!(matches!(&settled[..], [("second", Dequeued::Reject(_))]), "{settled:?}");
     }

@@ -32,9 +32,9 @@
 //! let mut env = DecisionEnv { fleet: &fleet, state: &mut state, now, rng: &mut rng };
 //! let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
-//! assert_eq!(fleet.pods()[0].vitals().requests(), 1);
+//! assert_eq!(fleet.pods()[0].state().requests(), 1);
 //! drop(plan);
-//! assert_eq!(fleet.pods()[0].vitals().requests(), 0);
+//! assert_eq!(fleet.pods()[0].state().requests(), 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -76,8 +76,8 @@ pub use explain::{
     Recorder, ScorerExplanation, StepExplanation,
 };
 pub use fleet::{
-    BreakerState, Candidate, EventTrust, Fleet, FleetPod, Health, PodFacts, Reservation, Topology,
-    Vitals,
+    BreakerState, Candidate, EventTrust, Fleet, FleetPod, Health, PodFacts, PodState, Reservation,
+    Topology,
 };
 pub use messages::Messages;
 pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError};

@@ -53,7 +53,7 @@ pub(crate) struct HoldPolicy {
     pub(crate) unless: Vec<ConfiguredFilter>,
     /// Tenants with more than one share.
     pub(crate) shares: Vec<(Tenant, u32)>,
-    pub(crate) patience: Duration,
+    pub(crate) max_wait: Duration,
     pub(crate) rules: QueueRules,
 }
 
@@ -81,7 +81,7 @@ impl Profile {
     /// If another profile made the context.
     #[must_use]
     pub fn prompt_blocks<'a>(&self, context: &'a RoutingContext) -> Option<&'a BlockHashes> {
-        self.own(context);
+        self.assert_owns(context);
         context.slots.read(self.blocks.as_ref()?)
     }
 
@@ -146,7 +146,7 @@ impl Profile {
         context: &mut RoutingContext,
         mut recorder: Option<&mut Recorder<'_>>,
     ) -> Result<(), Rejection> {
-        self.own(context);
+        self.assert_owns(context);
         context.slots.clear();
         for (name, preparer) in &self.preparers {
             let started = recorder.as_deref().map(Recorder::now);
@@ -161,7 +161,7 @@ impl Profile {
 
     /// # Panics
     /// If another profile made the context: its slots would mean something else.
-    pub(crate) fn own(&self, context: &RoutingContext) {
+    pub(crate) fn assert_owns(&self, context: &RoutingContext) {
         assert!(context.slots.belongs_to(self.id), "the context was made by another profile");
     }
 }

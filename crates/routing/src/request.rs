@@ -18,10 +18,10 @@ pub struct Request {
     /// The prompt to complete.
     pub prompt: Prompt,
     /// Whether it has further prompts, all for one engine.
-    pub is_several: bool,
+    pub has_prompt_list: bool,
     /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it
     /// ignores it.
-    pub is_converted: bool,
+    pub is_converted_to_chat: bool,
     /// The limit of generated tokens, if it sets one.
     pub output_tokens: Option<u32>,
     /// Header names in lower case, with their values.

@@ -110,7 +110,7 @@ pub trait Pick: Send + Sync {
 
     /// Called when no plan uses the chosen pod: the request waits or is rejected, or the step is
     /// left out.
-    fn passed_over(&self, _decision: &Decision<'_>, _pod: Candidate) {}
+    fn not_used(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }
 
 /// The unit of a scorer's scores.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, PromptEnding, Rendered, WallTime};
-use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer, TokenizerError};
+use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
 
 use crate::messages::Messages;
 use crate::models::{Tokenize, TokenizeError};
@@ -57,7 +57,7 @@ impl TextTokenizer {
         let Chat { messages, tools, kwargs } = chat;
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
         // A template writes its special tokens itself.
-        let framing = framing(&request.fields).unwrap_or(Framing::Bare);
+        let framing = framing(&request.fields).unwrap_or(SpecialTokens::InText);
         if tools.is_none()
             && let Some(turns) = messages.turns()
         {
@@ -107,9 +107,9 @@ fn ending(fields: &Map<String, Value>) -> PromptEnding {
 }
 
 /// The special tokens around the prompt, if the client sets them.
-fn framing(fields: &Map<String, Value>) -> Option<Framing> {
+fn framing(fields: &Map<String, Value>) -> Option<SpecialTokens> {
     let is_framed = fields.get("add_special_tokens")?.as_bool()?;
-    Some(if is_framed { Framing::Prompt } else { Framing::Bare })
+    Some(if is_framed { SpecialTokens::Added } else { SpecialTokens::InText })
 }
 
 impl Tokenize for TextTokenizer {
@@ -120,7 +120,7 @@ impl Tokenize for TextTokenizer {
                 Ok(())
             }
             Prompt::Text(text) => {
-                let framing = framing(&request.fields).unwrap_or(Framing::Prompt);
+                let framing = framing(&request.fields).unwrap_or(SpecialTokens::Added);
                 Ok(self.cache.encode(text, framing, tokens)?)
             }
             Prompt::Chat { messages, tools, kwargs } => {
@@ -213,7 +213,7 @@ mod tests {
         let set = |fields: Value| framing(fields.as_object().unwrap());
         assert_eq!(set(json!({})), None);
         assert_eq!(set(json!({"add_special_tokens": null})), None);
-        assert_eq!(set(json!({"add_special_tokens": false})), Some(Framing::Bare));
-        assert_eq!(set(json!({"add_special_tokens": true})), Some(Framing::Prompt));
+        assert_eq!(set(json!({"add_special_tokens": false})), Some(SpecialTokens::InText));
+        assert_eq!(set(json!({"add_special_tokens": true})), Some(SpecialTokens::Added));
     }
 }

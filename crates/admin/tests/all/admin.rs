@@ -225,14 +225,8 @@ fn a_request_is_explained_without_being_sent() {
     let candidates = &answer["explanation"]["steps"][0]["candidates"];
     assert_eq!(candidates.as_array().unwrap().len(), 3);
     assert!(answer["outcome"]["plan"].is_object(), "{answer}");
-    let load: Vec<_> = server
-        .gateway
-        .snapshot()
-        .fleet()
-        .pods()
-        .iter()
-        .map(|pod| pod.vitals().requests())
-        .collect();
+    let load: Vec<_> =
+        server.gateway.snapshot().fleet().pods().iter().map(|pod| pod.state().requests()).collect();
     assert_eq!(load, [0, 0, 0], "nothing stays reserved");
     assert_eq!(server.ask("POST", "/explain", "{}").0, 400);
     assert_eq!(server.ask("POST", "/explain", "no json").0, 400);

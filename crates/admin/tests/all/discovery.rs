@@ -85,7 +85,7 @@ fn a_drained_pod_that_is_renamed_stays_drained() {
     fs::write(&pods, list(&[("a", 1)])).unwrap();
     let server = TestServer::start(&path);
     let health = |server: &TestServer, name: &str| {
-        server.gateway.snapshot().named(name).map(|entry| entry.pod.vitals().health())
+        server.gateway.snapshot().named(name).map(|entry| entry.pod.state().health())
     };
     server.until("it is added", |server| ports(server) == ["a@1"]);
     assert!(server.gateway.pods().drain_pod("a"));
@@ -228,10 +228,10 @@ fn scraped_load_reaches_decisions_and_a_missed_scrape_changes_nothing() {
         body.len()
     );
     client.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    let vitals = Arc::clone(server.gateway.snapshot().fleet().pods()[0].vitals());
-    server.until("the engine's cache is in use", |_| vitals.kv_usage() > 0.0);
-    vitals.set_health(Health::Up);
-    let before = vitals.kv_usage();
+    let pod_state = Arc::clone(server.gateway.snapshot().fleet().pods()[0].state());
+    server.until("the engine's cache is in use", |_| pod_state.kv_usage() > 0.0);
+    pod_state.set_health(Health::Up);
+    let before = pod_state.kv_usage();
     runtime.block_on(engine.crash());
     server.until("a scrape was missed", |server| {
         let page =
@@ -239,6 +239,6 @@ fn scraped_load_reaches_decisions_and_a_missed_scrape_changes_nothing() {
         let missed = "wornpath_scrapes_total{pod=\"a\",result=\"missed\"} ";
         page.lines().any(|line| line.strip_prefix(missed).is_some_and(|count| count != "0"))
     });
-    assert_eq!(vitals.kv_usage(), before, "a missed scrape keeps the last report");
-    assert_eq!(vitals.health(), Health::Up, "and does not take the pod down");
+    assert_eq!(pod_state.kv_usage(), before, "a missed scrape keeps the last report");
+    assert_eq!(pod_state.health(), Health::Up, "and does not take the pod down");
 }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use shard::TokenCacheShard;
 use xxhash_rust::xxh3::xxh3_64_with_secret;
 
-use super::{AddedToken, Framing, SplitPoints, Tokenizer, TokenizerError};
+use super::{AddedToken, SpecialTokens, SplitPoints, Tokenizer, TokenizerError};
 use crate::key::HashKey;
 
 /// A piece ends after the first added token from here on…
@@ -79,7 +79,7 @@ impl TokenCache {
     pub fn encode(
         &self,
         text: &str,
-        framing: Framing,
+        framing: SpecialTokens,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         // A token mostly has more than three bytes: one allocation for all ids.

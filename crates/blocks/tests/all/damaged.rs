@@ -3,7 +3,7 @@
 use crate::model::{self, Random};
 use serde_json::{Value, json};
 use wornpath_blocks::{
-    Framing, Tokenizer,
+    SpecialTokens, Tokenizer,
     chat::{ChatTemplate, Conversation, TokenizerConfig},
 };
 
@@ -102,7 +102,8 @@ fn a_damaged_tokenizer_is_rejected_or_used() {
         ];
         *random_value(&mut damaged, &mut random) = wrong[random.below(wrong.len())].clone();
         if let Ok(tokenizer) = Tokenizer::from_json("damaged", damaged.to_string().as_bytes()) {
-            let _ = tokenizer.encode("Hello <|im_end|> world", Framing::Prompt, &mut Vec::new());
+            let _ =
+                tokenizer.encode("Hello <|im_end|> world", SpecialTokens::Added, &mut Vec::new());
             used += 1;
         }
     }

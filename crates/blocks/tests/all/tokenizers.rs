@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::model::{self, Model, QWEN3, Random, TINY};
 use serde_json::Value;
-use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer, TokenizerLibrary};
+use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerLibrary};
 
-fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
+fn encode(tokenizer: &Tokenizer, text: &str, framing: SpecialTokens) -> Vec<u32> {
     let mut ids = Vec::new();
     tokenizer.encode(text, framing, &mut ids).unwrap();
     ids
@@ -15,7 +15,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
 
 fn cached(cache: &TokenCache, text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
-    cache.encode(text, Framing::Bare, &mut ids).unwrap();
+    cache.encode(text, SpecialTokens::InText, &mut ids).unwrap();
     ids
 }
 
@@ -43,7 +43,7 @@ fn golden_texts_and_prompts_have_golden_ids() {
         {
             let text = text.as_str().unwrap();
             assert_eq!(
-                encode(&model.tokenizer, text, Framing::Prompt),
+                encode(&model.tokenizer, text, SpecialTokens::Added),
                 ids(golden_ids),
                 "{}: {text:?}",
                 model.name
@@ -53,7 +53,7 @@ fn golden_texts_and_prompts_have_golden_ids() {
         for (name, prompt) in expected["prompts"].as_object().unwrap() {
             let text = prompt["text"].as_str().unwrap();
             assert_eq!(
-                encode(&model.tokenizer, text, Framing::Bare),
+                encode(&model.tokenizer, text, SpecialTokens::InText),
                 ids(&prompt["ids"]),
                 "{}: {name}",
                 model.name
@@ -66,9 +66,9 @@ fn golden_texts_and_prompts_have_golden_ids() {
 
 #[test]
 fn the_tiny_model_puts_its_first_token_in_front_of_prompts_only() {
-    assert_eq!(encode(&TINY.tokenizer, "", Framing::Prompt), [0]);
-    assert_eq!(encode(&TINY.tokenizer, "", Framing::Bare), [0_u32; 0]);
-    assert_eq!(encode(&QWEN3.tokenizer, "", Framing::Prompt), [0_u32; 0]);
+    assert_eq!(encode(&TINY.tokenizer, "", SpecialTokens::Added), [0]);
+    assert_eq!(encode(&TINY.tokenizer, "", SpecialTokens::InText), [0_u32; 0]);
+    assert_eq!(encode(&QWEN3.tokenizer, "", SpecialTokens::Added), [0_u32; 0]);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn random_texts_have_the_ids_of_the_released_library() {
             let mut random = Random::new(seed);
             let pieces = 1 + random.below(40);
             let text = random.text(pieces);
-            let ids = encode(&model.tokenizer, &text, Framing::Bare);
+            let ids = encode(&model.tokenizer, &text, SpecialTokens::InText);
             assert_eq!(ids, model.reference_ids(&text), "{}, seed {seed}: {text:?}", model.name);
         }
     }
@@ -120,7 +120,7 @@ fn the_ids_of_a_beginning_are_a_prefix_of_the_ids_of_the_whole() {
             let pieces = 1 + random.below(30);
             let beginning = random.text(pieces);
             let mut ids = Vec::new();
-            model.tokenizer.encode_beginning(&beginning, Framing::Bare, &mut ids).unwrap();
+            model.tokenizer.encode_beginning(&beginning, SpecialTokens::InText, &mut ids).unwrap();
             kept += ids.len();
             for _ in 0..8 {
                 let whole = beginning.clone() + &random.text(3);
@@ -150,7 +150,8 @@ fn long_text_without_added_tokens_is_cached_too() {
         assert!(warm.hits > 30, "{warm:?}");
         let unbroken = "ab1".repeat(40_000);
         assert!(
-            encode(&model.tokenizer, &unbroken, Framing::Bare) == model.reference_ids(&unbroken)
+            encode(&model.tokenizer, &unbroken, SpecialTokens::InText)
+                == model.reference_ids(&unbroken)
         );
     }
 }

@@ -78,8 +78,8 @@ impl<'scope> DemoGateway<'scope> {
     pub(super) async fn all_up(&self) -> anyhow::Result<()> {
         let is_up = || {
             let snapshot = self.gateway.snapshot();
-            snapshot.entries().iter().map(|entry| entry.pod.vitals()).all(|vitals| {
-                vitals.health() == Health::Up && vitals.breaker() == BreakerState::Closed
+            snapshot.entries().iter().map(|entry| entry.pod.state()).all(|pod_state| {
+                pod_state.health() == Health::Up && pod_state.breaker() == BreakerState::Closed
             })
         };
         until(is_up).await.context("some pods are not up")

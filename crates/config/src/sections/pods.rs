@@ -62,7 +62,7 @@ pub enum Events {
     /// The engine publishes them at this address.
     Zmq(ZmqAddress),
     /// The engine publishes them, and reports the address at `/kv_event_sources`.
-    Asked,
+    ReportedByEngine,
     /// An entry of `event_sources`, by name.
     Source(String),
 }
@@ -372,7 +372,7 @@ fn events(
     let mut set: Option<(String, Span)> = None;
     for (text, span) in section.texts("events") {
         let semantics = if text == "auto" {
-            events.push(Events::Asked);
+            events.push(Events::ReportedByEngine);
             Semantics::Sequenced
         } else if text.contains("://") {
             match text.parse::<ZmqAddress>() {

@@ -22,7 +22,7 @@ pub(super) enum EpochRelation {
 
 /// An earlier epoch whose messages keep arriving.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RivalEpoch {
+pub(super) struct EarlierEpoch {
     epoch: Epoch,
     /// Since when the current epoch is silent meanwhile.
     since: Moment,
@@ -41,17 +41,17 @@ impl Feed {
             (Some(epoch), Some(current)) if epoch > current => {
                 // A broker still has batches of an epoch that fell silent.
                 if delivery == Delivery::Replay
-                    && self.silenced.is_some_and(|silenced| epoch <= silenced)
+                    && self.given_up.is_some_and(|given_up| epoch <= given_up)
                 {
                     return EpochRelation::Outdated;
                 }
-                self.silenced = None;
+                self.given_up = None;
                 EpochRelation::New
             }
             (Some(epoch), Some(current)) if epoch < current => match delivery {
                 Delivery::Live if self.awaits_confirmation() => EpochRelation::New,
                 Delivery::Live if self.is_outlived_by(epoch, now) => {
-                    self.silenced = Some(current);
+                    self.given_up = Some(current);
                     EpochRelation::New
                 }
                 _ => EpochRelation::Outdated,
@@ -63,9 +63,9 @@ impl Feed {
     /// Whether messages of an earlier epoch, and of no other, have arrived for so long that it is
     /// the current one.
     fn is_outlived_by(&mut self, epoch: Epoch, now: Moment) -> bool {
-        let rival = self.rival.filter(|rival| rival.epoch >= epoch);
-        let rival = rival.unwrap_or(RivalEpoch { epoch, since: now });
-        self.rival = Some(rival);
-        rival.epoch == epoch && now.saturating_sub(rival.since) >= self.rules.stale_after
+        let earlier = self.resurfaced.filter(|earlier| earlier.epoch >= epoch);
+        let earlier = earlier.unwrap_or(EarlierEpoch { epoch, since: now });
+        self.resurfaced = Some(earlier);
+        earlier.epoch == epoch && now.saturating_sub(earlier.since) >= self.rules.stale_after
     }
 }

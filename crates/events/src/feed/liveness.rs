@@ -74,7 +74,7 @@ impl Feed {
             self.pending.take_if(|query| now >= query.at + self.rules.min_query_interval / 2);
         }
         self.last_activity = Some(now);
-        self.rival = None;
+        self.resurfaced = None;
     }
 
     /// Whether a source's replies come from a broker.

@@ -105,8 +105,12 @@ fn a_store_without_tokens_gives_names_only() {
     let batch = batch_of(Wire::Stored(store));
     let mut translator = translator(16);
     let translated = translator.translate(&batch).unwrap();
-    let named =
-        StoredBlocks { tier: Tier::Host, blocks: &names, content: Content::Named, locations: &[] };
+    let named = StoredBlocks {
+        tier: Tier::Host,
+        blocks: &names,
+        content: Content::KnownAliases,
+        locations: &[],
+    };
     assert_eq!(translated.events, [CacheEvent::Stored(named)]);
 }
 

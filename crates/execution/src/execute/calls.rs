@@ -36,7 +36,7 @@ impl<D: Replan> PlanExecution<'_, D> {
         let request = request(self.call, step, &target, &self.transfer)
             .inspect_err(|_never_sent| self.withdraw(step))?;
         let endpoint = target.endpoint;
-        let traced_since = self.router.begins();
+        let traced_since = self.router.call_started();
         let in_flight = InFlight::begin(&endpoint, self.router.now(), cancelled_by);
         let timeouts = step_timeouts(self.options, step);
         let result = {
@@ -65,7 +65,7 @@ impl<D: Replan> PlanExecution<'_, D> {
         if let Some(started) = traced_since {
             let failure = result.as_ref().err();
             let attempt = CallAttempt { step: &step.name, endpoint: &endpoint, started, failure };
-            self.router.answered(attempt);
+            self.router.call_ended(attempt);
         }
         if !may_have_computed(&result) {
             self.withdraw(step);
@@ -111,7 +111,7 @@ impl<D: Replan> PlanExecution<'_, D> {
         };
         self.produced(&step, Bytes::new());
         let until = self.router.now() + step.lease.unwrap_or(DEFAULT_LEASE);
-        self.router.hands_over(Some(until));
+        self.router.kv_held_until(Some(until));
         let timeouts = step_timeouts(self.options, &step);
         let worker = self.options.worker;
         let now = self.router.now();
@@ -153,7 +153,7 @@ impl<D: Replan> PlanExecution<'_, D> {
         } else {
             String::new()
         };
-        let room = self.router.room();
+        let room = self.router.unique_id();
         self.transfer.rendezvous = Rendezvous { host, port, room, engine };
         Ok(())
     }

@@ -64,7 +64,7 @@ impl<D: Replan> PlanExecution<'_, D> {
     /// Sets what engines hold for the next step, and reports until when.
     pub(super) fn hold(&mut self, held: Option<KvHeld>) {
         let offered = held.as_ref().filter(|held| held.is_offered);
-        self.router.hands_over(offered.map(KvHeld::until));
+        self.router.kv_held_until(offered.map(KvHeld::until));
         self.held = held;
     }
 

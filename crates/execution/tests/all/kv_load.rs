@@ -168,10 +168,10 @@ async fn after_the_last_attempt_of_the_prefill_step_the_decode_pod_computes_the_
     let world = World::new(&engines, &steps(&[0, 1, 2], &[3])).await;
     let response = world.run().await.unwrap();
     assert!(response.answer.head.status.is_success() && response.is_degraded);
-    assert_eq!((world.requests(), world.pods[3].vitals.requests()), (vec![1, 1, 0, 3], 1));
+    assert_eq!((world.requests(), world.pods[3].pod_state.requests()), (vec![1, 1, 0, 3], 1));
     assert_eq!(world.pods[3].engine.load_requests(), 2);
     drop(response);
-    assert_eq!(world.pods[3].vitals.requests(), 0);
+    assert_eq!(world.pods[3].pod_state.requests(), 0);
 }
 
 #[tokio::test]

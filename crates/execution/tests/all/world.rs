@@ -14,8 +14,8 @@ use wornpath_execution::{
 };
 use wornpath_index::{Index, IndexLimits, Moment, PodId};
 use wornpath_routing::{
-    AfterFailure, BreakerState, CacheHint, FailurePolicy, Mark, Mutation, PlanStep, Rejection,
-    Reservation, Retry, Role, RoutingPlan, SkippedBecause, Start, Vitals,
+    AfterFailure, BreakerState, CacheHint, FailurePolicy, Mark, Mutation, PlanStep, PodState,
+    Rejection, Reservation, Retry, Role, RoutingPlan, SkippedBecause, Start,
 };
 
 /// The time at the start of a test.
@@ -25,7 +25,7 @@ pub(crate) struct Pod {
     id: PodId,
     pub(crate) engine: Engine,
     pub(crate) endpoint: Arc<Endpoint>,
-    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) pod_state: Arc<PodState>,
 }
 
 impl Pod {
@@ -85,7 +85,7 @@ impl World {
             let engine = Engine::new(acts).await;
             let url = format!("http://127.0.0.1:{}", engine.port);
             let endpoint = Endpoint::new(&url, BreakerRules::default(), 1).unwrap();
-            pods.push(Pod { id, engine, endpoint: Arc::new(endpoint), vitals: Arc::default() });
+            pods.push(Pod { id, engine, endpoint: Arc::new(endpoint), pod_state: Arc::default() });
         }
         Self {
             pods,
@@ -178,7 +178,7 @@ fn bound(step: &Step, pod: &Pod) -> PlanStep {
         cache: CacheHint::default(),
         mutations: step.mutations.clone(),
         computed_after: None,
-        reservation: Some(Reservation::new(&pod.vitals, 9, 9)),
+        reservation: Some(Reservation::new(&pod.pod_state, 9, 9)),
         is_expected: false,
     }
 }
@@ -194,7 +194,7 @@ impl Replan for MockRouter<'_> {
     }
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
-        let loads = self.0.pods.iter().map(|pod| pod.vitals.requests()).collect();
+        let loads = self.0.pods.iter().map(|pod| pod.pod_state.requests()).collect();
         self.0.loads.lock().unwrap().push(loads);
         self.0.plan(retry.step.map(|name| name.as_str()), retry.excluded)
     }
@@ -203,7 +203,7 @@ impl Replan for MockRouter<'_> {
         START + self.0.started.elapsed()
     }
 
-    fn room(&mut self) -> u64 {
+    fn unique_id(&mut self) -> u64 {
         7
     }
 

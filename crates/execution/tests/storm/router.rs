@@ -289,18 +289,18 @@ impl Router {
     pub(crate) fn record_outcome(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
         self.breakers[pod].record_outcome(outcome, clock);
-        self.update_vitals(pod);
+        self.update_pod_states(pod);
     }
 
     pub(crate) fn probed(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
         self.is_probing[pod] = false;
         self.breakers[pod].probed(outcome, clock);
-        self.update_vitals(pod);
+        self.update_pod_states(pod);
     }
 
-    fn update_vitals(&self, pod: usize) {
-        self.fleet.pods()[pod].vitals().set_breaker(self.breakers[pod].state());
+    fn update_pod_states(&self, pod: usize) {
+        self.fleet.pods()[pod].state().set_breaker(self.breakers[pod].state());
     }
 
     /// The periodic work. Returns the pods to probe.
@@ -314,16 +314,16 @@ impl Router {
                 self.is_probing[number] = true;
                 probes.push(number);
             }
-            self.update_vitals(number);
-            let (status, vitals) =
-                (self.listeners[number].0.status(clock), self.fleet.pods()[number].vitals());
-            vitals.set_trust(match status.state {
+            self.update_pod_states(number);
+            let (status, pod_state) =
+                (self.listeners[number].0.status(clock), self.fleet.pods()[number].state());
+            pod_state.set_trust(match status.state {
                 FeedState::Live => EventTrust::Exact,
                 FeedState::Partial => EventTrust::Partial,
                 _ => EventTrust::Unsure,
             });
             if let Some(age) = status.age {
-                vitals.heard_at(clock.saturating_sub(age));
+                pod_state.heard_at(clock.saturating_sub(age));
             }
         }
         probes
@@ -361,8 +361,9 @@ impl Router {
     pub(crate) fn assert_idle(&self, seed: u64) {
         assert!(self.ongoing.is_empty() && self.queue.is_empty(), "seed {seed}: requests left");
         for pod in self.fleet.pods() {
-            let vitals = pod.vitals();
-            let load = (vitals.requests(), vitals.prefill_tokens(), vitals.decode_tokens());
+            let pod_state = pod.state();
+            let load =
+                (pod_state.requests(), pod_state.prefill_tokens(), pod_state.decode_tokens());
             assert_eq!(load, (0, 0, 0), "seed {seed}: {:?}", pod.facts().name);
         }
     }

@@ -55,7 +55,7 @@ pub(crate) trait Dialect: Sync {
     }
 
     /// Whether engines convert the body to a chat before they apply the template.
-    fn is_converted(&self) -> bool {
+    fn converts_to_chat(&self) -> bool {
         false
     }
 

@@ -29,7 +29,7 @@ impl Dialect for Responses {
         true
     }
 
-    fn is_converted(&self) -> bool {
+    fn converts_to_chat(&self) -> bool {
         true
     }
 

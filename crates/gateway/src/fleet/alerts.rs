@@ -100,7 +100,7 @@ impl BreakerAlerts {
     /// Logs the changes since the last call.
     pub(crate) fn update(&mut self, snapshot: &FleetSnapshot) {
         for entry in snapshot.entries() {
-            let now = entry.pod.vitals().breaker();
+            let now = entry.pod.state().breaker();
             let url = entry.endpoint.url();
             let before = self.0.get(url).copied().unwrap_or(BreakerState::Closed);
             if now == before {

@@ -96,8 +96,8 @@ pub(crate) fn restore(settings: &mut Settings, records: &[PodCheckpoint]) {
         let root = settings.key.root(&Scope::model(&model.name));
         let record = records.iter().find(|record| record.identity.root == root);
         let size = record.and_then(|record| NonZeroUsize::new(record.identity.block_size as usize));
-        if let (BlockSize::Unasked(_), Some(size)) = (model.block_size, size) {
-            model.block_size = BlockSize::Unasked(size);
+        if let (BlockSize::Unknown(_), Some(size)) = (model.block_size, size) {
+            model.block_size = BlockSize::Unknown(size);
         }
     }
 }
@@ -106,7 +106,7 @@ pub(crate) fn restore(settings: &mut Settings, records: &[PodCheckpoint]) {
 pub(crate) fn carry_over(before: &Settings, settings: &mut Settings, entries: &[PodEntry]) {
     for model in &mut settings.models {
         let known = before.models.iter().find(|known| known.name == model.name);
-        if let (BlockSize::Unasked(_), Some(known)) = (model.block_size, known) {
+        if let (BlockSize::Unknown(_), Some(known)) = (model.block_size, known) {
             model.block_size = known.block_size;
         }
     }
@@ -155,7 +155,7 @@ impl PodRegistry {
     fn is_recorded(&self, url: &str, reported: Option<NonZeroUsize>) -> bool {
         let snapshot = self.snapshot();
         let settings = self.settings();
-        let is_unasked = |model: &ModelSettings| matches!(model.block_size, BlockSize::Unasked(_));
+        let is_unasked = |model: &ModelSettings| matches!(model.block_size, BlockSize::Unknown(_));
         let mut ranks = snapshot.entries().iter().filter(|entry| entry.settings.url == url);
         ranks.all(|entry| {
             let is_known = reported.is_none() || entry.block_size == reported;
@@ -210,7 +210,7 @@ fn set_reported(settings: &mut Settings, entries: &[PodEntry]) {
         let size = match model.block_size {
             BlockSize::Configured(_) => continue,
             BlockSize::Reported(known) => gcd(known, size),
-            BlockSize::Assumed(_) | BlockSize::Unasked(_) => size,
+            BlockSize::Assumed(_) | BlockSize::Unknown(_) => size,
         };
         settings.models[at].block_size = BlockSize::Reported(size);
     }
@@ -221,7 +221,7 @@ fn set_reported(settings: &mut Settings, entries: &[PodEntry]) {
 fn assume_default(settings: &mut Settings, entry: &PodEntry) {
     let Some(name) = model_of(entry, settings).map(|model| model.name.clone()) else { return };
     for model in settings.models.iter_mut().filter(|model| model.name == name) {
-        let BlockSize::Unasked(tokens) = model.block_size else { continue };
+        let BlockSize::Unknown(tokens) = model.block_size else { continue };
         model.block_size = BlockSize::Assumed(tokens);
         if model.tokenizer.is_some() {
             let pod = &entry.pod.facts().name;

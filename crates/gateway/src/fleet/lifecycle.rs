@@ -75,7 +75,7 @@ impl PodRegistry {
     pub fn drain_pod(&self, name: &str) -> bool {
         let snapshot = self.snapshot();
         let Some(entry) = snapshot.named(name) else { return false };
-        entry.pod.vitals().set_health(Health::Draining);
+        entry.pod.state().set_health(Health::Draining);
         true
     }
 
@@ -84,8 +84,8 @@ impl PodRegistry {
     pub fn resume_pod(&self, name: &str) -> bool {
         let snapshot = self.snapshot();
         let Some(entry) = snapshot.named(name) else { return false };
-        if entry.pod.vitals().health() == Health::Draining {
-            entry.pod.vitals().set_health(Health::Down);
+        if entry.pod.state().health() == Health::Draining {
+            entry.pod.state().set_health(Health::Down);
         }
         true
     }
@@ -129,7 +129,7 @@ impl PodRegistry {
         }
         for entry in &entries {
             let pod = entry.pod.facts().name.to_string();
-            let allowed = entry.endpoint.check_egress(&settings.reach);
+            let allowed = entry.endpoint.check_egress(&settings.egress_policy);
             allowed.map_err(|cause| ApplyError::Address { pod, cause })?;
         }
         if entries.len() + added.len() > self.slots {
@@ -139,7 +139,7 @@ impl PodRegistry {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         self.sampler.reset();
         self.events().set_rules(self.settings().event_rules);
-        let reach = &self.settings().reach;
+        let reach = &self.settings().egress_policy;
         for entry in &entries {
             entry.endpoint.set_egress_policy(reach);
             // A new key does not make another pod: the state of its cache stays.
@@ -217,29 +217,29 @@ impl PodRegistry {
         };
         let pod = match former {
             Some(entry) => {
-                endpoint.set_egress_policy(&self.settings().reach);
+                endpoint.set_egress_policy(&self.settings().egress_policy);
                 reload_key(&endpoint, &settings);
                 entry.pod.anew(id, facts)
             }
             None => {
                 let pod = FleetPod::new(id, facts);
                 // Its models are unknown until it has answered a probe.
-                pod.vitals().set_health(Health::Down);
-                endpoint.show(pod.vitals());
+                pod.state().set_health(Health::Down);
+                endpoint.add_pod_state(pod.state());
                 pod
             }
         };
-        let vitals = pod.vitals();
-        if pod.facts().models.is_empty() && vitals.health() == Health::Up {
-            vitals.set_health(Health::Down);
+        let pod_state = pod.state();
+        if pod.facts().models.is_empty() && pod_state.health() == Health::Up {
+            pod_state.set_health(Health::Down);
         }
-        vitals.set_trust(if settings.events.is_some() {
+        pod_state.set_trust(if settings.events.is_some() {
             EventTrust::Unsure
         } else {
             EventTrust::Guessed
         });
         let is_recalled = self.events().is_unconfirmed(name.as_str());
-        vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
+        pod_state.set_freshness(if is_recalled { 0.0 } else { 1.0 });
         entries.push(PodEntry {
             settings,
             pod,
@@ -295,7 +295,7 @@ impl PodRegistry {
         let pod = Arc::clone(pod);
         let task = TaskName::new(&format!("cache events of {pod}"));
         let subscription = match source {
-            EventSource::Elsewhere => return None,
+            EventSource::External => return None,
             EventSource::ZeroMq(address) => {
                 let address = address.clone();
                 let policy = dial_policy(endpoint);
@@ -305,7 +305,7 @@ impl PodRegistry {
                     supervise(make, &events, clock).await;
                 }))
             }
-            EventSource::Asked => {
+            EventSource::ReportedByEngine => {
                 let endpoint = Arc::clone(endpoint);
                 let probe = EventSourceProbe { pod, endpoint, rank: rank.unwrap_or(0) };
                 self.background().spawn(named(task, async move {
@@ -358,7 +358,7 @@ fn check_event_addresses(source: &EventSource, settings: &Settings) -> Result<()
     let EventSource::ZeroMq(address) = source else { return Ok(()) };
     for address in std::iter::once(&address.publisher).chain(&address.replay) {
         if let Ok(address) = address.parse::<SocketAddr>() {
-            settings.reach.admit(address.ip())?;
+            settings.egress_policy.admit(address.ip())?;
         }
     }
     Ok(())
@@ -366,7 +366,7 @@ fn check_event_addresses(source: &EventSource, settings: &Settings) -> Result<()
 
 fn new_endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
     let endpoint = Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
-        .and_then(|endpoint| endpoint.within(&settings.reach))
+        .and_then(|endpoint| endpoint.with_egress_policy(&settings.egress_policy))
         .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })?;
     set_key(&endpoint, pod)?;
     Ok(endpoint)

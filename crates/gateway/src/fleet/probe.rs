@@ -82,7 +82,7 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
                 let probe = probe(Arc::clone(registry), Arc::clone(endpoint));
                 tasks.spawn(named("pod probe", probe));
             }
-            let is_down = entry.cards.is_empty() || entry.pod.vitals().health() == Health::Down;
+            let is_down = entry.cards.is_empty() || entry.pod.state().health() == Health::Down;
             let interval = if is_down { MODELS_RETRY_INTERVAL } else { MODELS_INTERVAL };
             if is_due(&mut queried, endpoint, now, interval) {
                 let discovery =
@@ -184,7 +184,7 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
                 CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
                 error => Some(error.outcome()).filter(|verdict| *verdict == CallOutcome::Gone),
             };
-            if let (Some(outcome), true) = (outcome, entry.pod.vitals().health() != Health::Down) {
+            if let (Some(outcome), true) = (outcome, entry.pod.state().health() != Health::Down) {
                 endpoint.record_outcome(outcome, registry.now());
             }
             return;
@@ -205,8 +205,8 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
     let snapshot = registry.snapshot();
     for entry in snapshot.entries().iter().filter(|other| other.settings.url == entry.settings.url)
     {
-        if entry.pod.vitals().health() == Health::Down {
-            entry.pod.vitals().set_health(Health::Up);
+        if entry.pod.state().health() == Health::Down {
+            entry.pod.state().set_health(Health::Up);
             tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "pod up");
             warn_unlisted(registry, entry);
         }
@@ -218,13 +218,12 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
 async fn discover_block_size(registry: &PodRegistry, entry: &PodEntry) {
     let url = &entry.settings.url;
     let settings = registry.settings();
-    let is_coming_up = |entry: &PodEntry| {
-        entry.settings.url == *url && entry.pod.vitals().health() == Health::Down
-    };
+    let is_coming_up =
+        |entry: &PodEntry| entry.settings.url == *url && entry.pod.state().health() == Health::Down;
     if settings.models.is_empty() || !registry.snapshot().entries().iter().any(is_coming_up) {
         return;
     }
-    let page = metrics_page(entry, &settings.reach);
+    let page = metrics_page(entry, &settings.egress_policy);
     let page = tokio::time::timeout(BLOCK_SIZE_TIMEOUT, page).await.ok().flatten();
     registry.record_block_size(url, page.as_deref());
 }
@@ -288,7 +287,8 @@ pub(crate) async fn metrics_page(entry: &PodEntry, reach: &Arc<EgressPolicy>) ->
         Some(url) => url.clone(),
         None => format!("{}/metrics", entry.settings.url),
     };
-    let endpoint = Endpoint::new(&url, BreakerRules::default(), 1).ok()?.within(reach).ok()?;
+    let endpoint =
+        Endpoint::new(&url, BreakerRules::default(), 1).ok()?.with_egress_policy(reach).ok()?;
     let endpoint = Arc::new(endpoint);
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
@@ -330,8 +330,8 @@ fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
     let snapshot = registry.snapshot();
     for status in events {
         let Some(entry) = snapshot.named(&status.pod) else { continue };
-        let vitals = entry.pod.vitals();
-        vitals.set_trust(match status.status.state {
+        let pod_state = entry.pod.state();
+        pod_state.set_trust(match status.status.state {
             FeedState::Live => EventTrust::Exact,
             FeedState::Partial => EventTrust::Partial,
             FeedState::Waiting | FeedState::Unsure | FeedState::Stale | FeedState::Quarantined => {
@@ -340,10 +340,10 @@ fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
         });
         let is_recalled = status.status.resumed == Some(Resumed::Waiting);
         if !matches!(status.status.state, FeedState::Waiting) || is_recalled {
-            vitals.set_freshness(f64::from(status.status.freshness));
+            pod_state.set_freshness(f64::from(status.status.freshness));
         }
         if let Some(age) = status.status.age {
-            vitals.heard_at(now.saturating_sub(age));
+            pod_state.heard_at(now.saturating_sub(age));
         }
     }
 }

@@ -52,7 +52,7 @@ fn silent_pods(registry: &PodRegistry, metrics: &Metrics) -> Vec<Name> {
     let answered = metrics.responses();
     let snapshot = registry.snapshot();
     let pods = snapshot.fleet().pods().iter();
-    let should = pods.filter(|pod| pod.vitals().trust() != EventTrust::Guessed);
+    let should = pods.filter(|pod| pod.state().trust() != EventTrust::Guessed);
     let names = should.map(|pod| pod.facts().name.clone());
     let is_silent = |name: &Name| {
         let feed = feeds.iter().find(|feed| *feed.pod == *name.as_str());

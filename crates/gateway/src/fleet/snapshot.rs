@@ -21,7 +21,7 @@ use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
 pub struct PodEntry {
     /// Its settings, from the configuration, discovery or an operator.
     pub settings: PodSettings,
-    /// Its facts and vitals, as routing decisions see them.
+    /// Its facts and pod_state, as routing decisions see them.
     pub pod: FleetPod,
     /// Its address, connections and circuit breaker, shared by the ranks of one engine.
     pub endpoint: Arc<Endpoint>,
@@ -151,7 +151,7 @@ impl FleetSnapshot {
         }
         let base = self.model(name).base;
         let serves = |entry: &PodEntry| entry.pod.facts().models.contains(&base);
-        let is_up = |entry: &PodEntry| entry.pod.vitals().health() == Health::Up;
+        let is_up = |entry: &PodEntry| entry.pod.state().health() == Health::Up;
         let may = |entry: &PodEntry| entry.pod.facts().models.is_empty() || serves(entry);
         !self.entries.iter().any(|entry| is_up(entry) && serves(entry))
             && self.entries.iter().any(|entry| !entry.was_queried.load(Relaxed) && may(entry))

@@ -6,7 +6,7 @@
 
 use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
 use wornpath_index::IndexLimits;
-use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Profile, Vitals};
+use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, PodState, Profile};
 
 use crate::observe::metrics::family::Family;
 use crate::observe::metrics::text::MetricsPage;
@@ -14,7 +14,7 @@ use crate::observe::metrics::{Metrics, family};
 use crate::proxy::gateway::Gateway;
 
 type PodGauge = fn(&FleetPod) -> f64;
-type PodState = fn(&FleetPod) -> &'static str;
+type ReadState = fn(&FleetPod) -> &'static str;
 type FeedCounter = fn(&FeedCounters) -> u64;
 type FeedGauge = fn(&FeedStatus) -> Option<f64>;
 
@@ -60,11 +60,11 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
 
 fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
     let gauges: [(Family, PodGauge); 5] = [
-        (family::POD_REQUESTS, |pod| f64::from(pod.vitals().requests())),
-        (family::POD_PREFILL, |pod| pod.vitals().prefill_tokens() as f64),
-        (family::POD_DECODE, |pod| pod.vitals().decode_tokens() as f64),
-        (family::POD_WAITING, |pod| f64::from(pod.vitals().waiting())),
-        (family::POD_KV_USAGE, |pod| pod.vitals().kv_usage()),
+        (family::POD_REQUESTS, |pod| f64::from(pod.state().requests())),
+        (family::POD_PREFILL, |pod| pod.state().prefill_tokens() as f64),
+        (family::POD_DECODE, |pod| pod.state().decode_tokens() as f64),
+        (family::POD_WAITING, |pod| f64::from(pod.state().waiting())),
+        (family::POD_KV_USAGE, |pod| pod.state().kv_usage()),
     ];
     for (family, gauge) in gauges {
         let mut lines = page.family(family);
@@ -75,13 +75,13 @@ fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
 }
 
 fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
-    let states: [(Family, &[&str], PodState); 3] = [
-        (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals())),
+    let states: [(Family, &[&str], ReadState); 3] = [
+        (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.state())),
         (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
-            breaker(pod.vitals().breaker())
+            breaker(pod.state().breaker())
         }),
         (family::POD_TRUST, &["exact", "unsure", "partial", "guessed"], |pod| {
-            trust(pod.vitals().trust())
+            trust(pod.state().trust())
         }),
     ];
     for (family, all, state) in states {
@@ -183,7 +183,7 @@ fn modes(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
 
 /// The source of a profile's cache knowledge: events, approximation, a mix of both, or none.
 pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
-    let guessed = pods.iter().filter(|pod| pod.vitals().trust() == EventTrust::Guessed).count();
+    let guessed = pods.iter().filter(|pod| pod.state().trust() == EventTrust::Guessed).count();
     match guessed {
         _ if !profile.looks_up() => "none",
         0 => "events",
@@ -257,8 +257,8 @@ pub const fn feed_state(state: FeedState) -> &'static str {
 
 /// The health of a pod, as metrics and JSON spell it. A pod that once answered its probe counts as
 /// down while its breaker is open.
-pub fn health(vitals: &Vitals) -> &'static str {
-    match (vitals.health(), vitals.breaker()) {
+pub fn health(pod_state: &PodState) -> &'static str {
+    match (pod_state.health(), pod_state.breaker()) {
         // An operator often stops a pod after draining it, and it gets no requests either way.
         (Health::Draining, _) => "draining",
         (Health::Down, _) | (_, BreakerState::Open) => "down",

@@ -104,7 +104,7 @@ fn unavailable(why: Bytes) -> Response<ClientReply> {
 }
 
 fn why_no_pod_is_up(snapshot: &FleetSnapshot) -> &'static str {
-    let is_draining = |entry: &PodEntry| entry.pod.vitals().health() == Health::Draining;
+    let is_draining = |entry: &PodEntry| entry.pod.state().health() == Health::Draining;
     match snapshot.entries() {
         [] => "starting: no pods configured",
         entries if entries.iter().all(is_draining) => "no pod available: all are draining",

@@ -54,7 +54,7 @@ pub enum ServeError {
     },
     /// The caller's setup step failed.
     #[error(transparent)]
-    Around(Box<dyn std::error::Error + Send + Sync>),
+    Setup(Box<dyn std::error::Error + Send + Sync>),
     /// The operating system cannot provide a runtime, a thread or a signal handler.
     #[error("cannot start the server's threads or signal handlers: {0}")]
     System(#[from] std::io::Error),
@@ -108,7 +108,7 @@ pub fn serve(
         .build()?;
     let gateway = Gateway::new(settings, background.handle().clone(), seed())?;
     let watched = gateway.threads().add("background").beat_on(background.handle());
-    with(&gateway).map_err(ServeError::Around)?;
+    with(&gateway).map_err(ServeError::Setup)?;
     let accept_runtime = Builder::new_current_thread().enable_all().build()?;
     let listener = accept_runtime
         .block_on(TcpListener::bind(address))

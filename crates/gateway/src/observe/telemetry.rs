@@ -114,7 +114,8 @@ pub fn exporter(
 ) -> Result<(Exporter, Sender), EndpointError> {
     // The address list restricts pods only; the certificates apply to both.
     let reach = Arc::new(EgressPolicy { allowed: None, tls: reach.tls.clone() });
-    let endpoint = Endpoint::new(&settings.otlp, BreakerRules::default(), 1)?.within(&reach)?;
+    let endpoint =
+        Endpoint::new(&settings.otlp, BreakerRules::default(), 1)?.with_egress_policy(&reach)?;
     let (sender, queue) = mpsc::channel(MAX_QUEUED);
     let counts = Arc::<SpanCounts>::default();
     let queued = AtomicU64::new(0);

@@ -120,7 +120,7 @@ impl Replan for Replanner<'_> {
         self.worker.gateway.now()
     }
 
-    fn begins(&self) -> Option<Moment> {
+    fn call_started(&self) -> Option<Moment> {
         self.trace.as_ref().map(|_| self.now())
     }
 
@@ -128,7 +128,7 @@ impl Replan for Replanner<'_> {
         self.commit();
     }
 
-    fn answered(&mut self, called: CallAttempt<'_>) {
+    fn call_ended(&mut self, called: CallAttempt<'_>) {
         let ended = self.now();
         let Some(trace) = &mut self.trace else { return };
         trace.calls.push(CallTrace {
@@ -140,7 +140,7 @@ impl Replan for Replanner<'_> {
         });
     }
 
-    fn refused(&mut self, pod: PodId) {
+    fn request_refused(&mut self, pod: PodId) {
         let context = self.context.as_ref();
         let Some(blocks) = context.and_then(|context| self.profile.prompt_blocks(context)) else {
             return;
@@ -151,13 +151,13 @@ impl Replan for Replanner<'_> {
         self.worker.rollback(pod, &blocks.chain, self.bytes);
     }
 
-    fn hands_over(&mut self, until: Option<Moment>) {
+    fn kv_held_until(&mut self, until: Option<Moment>) {
         if let Some(lease) = self.lease {
             lease.set_until(until);
         }
     }
 
-    fn room(&mut self) -> u64 {
+    fn unique_id(&mut self) -> u64 {
         self.worker.random() >> 1
     }
 }

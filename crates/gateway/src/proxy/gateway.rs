@@ -173,7 +173,7 @@ impl Gateway {
         if self.is_draining() {
             return Readiness::Draining;
         }
-        let is_up = |pod: &FleetPod| pod.vitals().health() == Health::Up;
+        let is_up = |pod: &FleetPod| pod.state().health() == Health::Up;
         if self.snapshot().fleet().pods().iter().any(is_up) {
             Readiness::Ready
         } else {

@@ -89,7 +89,8 @@ async fn run_stages(
 ) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
     let gateway = &worker.gateway;
     let settings = gateway.settings();
-    let Ingress { tenant, mut call, shown } = ingress::receive(request, id, &settings).await?;
+    let Ingress { tenant, mut call, routing_headers: shown } =
+        ingress::receive(request, id, &settings).await?;
     let permit = acquire_quota(worker, tenant)?;
     let random = || worker.random();
     let mut trace = gateway.pods().sampler.sample(&settings, &call.headers, arrived, random);

@@ -22,7 +22,7 @@ pub(crate) struct Ingress<'a> {
     pub(crate) tenant: Option<&'a TenantSettings>,
     pub(crate) call: StepCall,
     /// The headers that profiles may read, including those that pods do not get.
-    pub(crate) shown: Vec<(String, String)>,
+    pub(crate) routing_headers: Vec<(String, String)>,
 }
 
 /// Checks the head, then reads the body.
@@ -90,7 +90,7 @@ pub(crate) async fn receive(
         headers::strip_credentials(&mut parts.headers);
     }
     let call = StepCall { method: parts.method, path, headers: parts.headers, body };
-    Ok(Ingress { tenant, call, shown })
+    Ok(Ingress { tenant, call, routing_headers: shown })
 }
 
 /// Whether a route of the configuration matches the path.

@@ -60,7 +60,7 @@ pub(crate) async fn read_body(
         return read(&call.body);
     }
     let body = call.body.clone();
-    Box::pin(worker.run_apart(&PARSE, length, move || read(&body))).await?
+    Box::pin(worker.run_in_pool(&PARSE, length, move || read(&body))).await?
 }
 
 /// Parses a form, of which only the model matters. It is not validated: that is up to the engine.
@@ -96,16 +96,16 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
         .find_map(|field| fields.get(field).and_then(Value::as_u64))
         .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
-    let is_several = fields.get("prompt").is_some_and(is_several);
+    let is_list = fields.get("prompt").is_some_and(is_prompt_list);
     let prompt = match messages {
         Some(messages) => chat::prompt(messages, &mut fields),
         None => dialect.prompt(&mut fields),
     };
-    let is_converted = dialect.is_converted();
+    let is_converted = dialect.converts_to_chat();
     let request = Request {
         prompt,
-        is_several,
-        is_converted,
+        has_prompt_list: is_list,
+        is_converted_to_chat: is_converted,
         output_tokens,
         salt,
         fields,
@@ -118,7 +118,7 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
 ///
 /// Engines are more lenient than RFC 8259: they accept `NaN`, other encodings and any depth, and
 /// take a body without a content type for JSON.
-pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
+pub(crate) fn check_can_be_salted(call: &StepCall) -> Result<(), ErrorResponse> {
     let kind = call.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
     let is_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
     if call.body.is_empty() || !(is_json || call.body.trim_ascii_start().starts_with(b"{")) {
@@ -132,10 +132,10 @@ pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
 
 fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
     let tree = if api.dialect().renders_numbers() {
-        tree(body)
+        parse_exact(body)
     } else {
         // Templates render none of its numbers, and token ids may be a hundred thousand of them.
-        serde_json::from_slice(body).or_else(|_| tree(body))
+        serde_json::from_slice(body).or_else(|_| parse_exact(body))
     };
     match tree {
         Ok(Value::Object(fields)) => Ok(fields),
@@ -145,7 +145,7 @@ fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
 }
 
 /// Parses JSON so that templates render every number as engines do, however many digits it has.
-pub fn tree(json: &[u8]) -> serde_json::Result<Value> {
+pub fn parse_exact(json: &[u8]) -> serde_json::Result<Value> {
     match std::str::from_utf8(json) {
         Ok(text) => serde_json::from_str(&exact_numbers(text, Grammar::Json)),
         // For its error message, which says where the text is not UTF-8.
@@ -154,7 +154,7 @@ pub fn tree(json: &[u8]) -> serde_json::Result<Value> {
 }
 
 /// Whether the `prompt` of a completion is a list of prompts, rather than a list of token ids.
-fn is_several(prompt: &Value) -> bool {
+fn is_prompt_list(prompt: &Value) -> bool {
     let items = prompt.as_array().map_or(&[][..], Vec::as_slice);
     items.len() > 1 && items.iter().any(|item| !item.is_number())
 }
@@ -184,7 +184,7 @@ mod tests {
             prompt(Api::at("/v1/completions"), json!({"prompt": [[1, 2]]})),
             Prompt::Tokens(vec![1, 2])
         );
-        for (given, is_several) in [
+        for (given, is_list) in [
             (json!("a"), false),
             (json!([1, 2]), false),
             (json!(["a"]), false),
@@ -193,7 +193,7 @@ mod tests {
         ] {
             let body = json!({"prompt": given}).to_string();
             let read = read(Api::at("/v1/completions"), &body.into()).unwrap();
-            assert_eq!(read.request.is_several, is_several, "{given}");
+            assert_eq!(read.request.has_prompt_list, is_list, "{given}");
         }
         let Prompt::Chat { messages, .. } =
             prompt(Api::at("/v1/messages"), json!({"system": "s", "messages": [{"role": "user"}]}))
@@ -221,7 +221,7 @@ mod tests {
             }
             let path = hyper::http::uri::PathAndQuery::from_static("/pooling");
             let body = Bytes::from(body.to_owned());
-            saltable(&StepCall { method: hyper::Method::POST, path, headers, body })
+            check_can_be_salted(&StepCall { method: hyper::Method::POST, path, headers, body })
         };
         let nan = r#"{"cache_salt": "theirs", "x": NaN}"#;
         let deep = format!(

@@ -42,7 +42,7 @@ pub(crate) async fn prepare(
         trace.prepared = worker.gateway.now();
     }
     let (context, explanation) = if length.is_long {
-        Box::pin(worker.run_apart(&PREPARE, length, work)).await??
+        Box::pin(worker.run_in_pool(&PREPARE, length, work)).await??
     } else {
         let _running = running(&PREPARE);
         work()?

@@ -31,9 +31,9 @@ pub(crate) enum EndMarker {
 
 /// How the end of an engine's answer is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Framing {
+pub(crate) enum BodyFraming {
     /// By its length or a last chunk.
-    Length,
+    Delimited,
     /// By the close of the connection, which a crash causes too.
     Close,
 }
@@ -41,7 +41,7 @@ pub(crate) enum Framing {
 /// The body of an engine's answer on its way to the client.
 pub(crate) struct Relay {
     body: EngineBody,
-    framing: Framing,
+    framing: BodyFraming,
     end_marker: EndMarker,
     /// Whether the stream's last event has passed.
     stream_end: StreamEnd,
@@ -83,7 +83,7 @@ impl EndMarker {
 impl Relay {
     pub(crate) fn new(
         body: EngineBody,
-        framing: Framing,
+        framing: BodyFraming,
         end_marker: EndMarker,
         open: OpenResponse,
     ) -> Self {
@@ -97,7 +97,7 @@ impl Relay {
             end_marker,
             stream_end: StreamEnd::default(),
             numbers_events: dialect.is_some_and(Dialect::numbers_events),
-            may_split_events: framing == Framing::Close
+            may_split_events: framing == BodyFraming::Close
                 || dialect.is_some_and(Dialect::may_split_events),
             is_between_events: true,
             next_number: 0,
@@ -157,7 +157,7 @@ impl Relay {
     /// Whether only the last event shows that a stream is complete, and it has not come.
     fn lacks_end(&self) -> bool {
         let is_known = matches!(self.end_marker, EndMarker::Event(api) if api.dialect().is_known());
-        self.framing == Framing::Close && is_known && !self.stream_end.has_come()
+        self.framing == BodyFraming::Close && is_known && !self.stream_end.has_come()
     }
 
     /// The body broke off.
@@ -228,7 +228,7 @@ impl Body for Relay {
                 if let Some(data) = frame.data_ref() {
                     relay.observe(data);
                 }
-                if relay.body.is_end_stream() && relay.framing == Framing::Length {
+                if relay.body.is_end_stream() && relay.framing == BodyFraming::Delimited {
                     relay.end(RequestEnd::Whole);
                 }
                 Poll::Ready(Some(Ok(frame)))

@@ -5,7 +5,7 @@ use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::summary::{Computed, RequestSummary, Speculative};
 use crate::proxy::headers;
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::relay::{EndMarker, Framing, OpenResponse, Relay};
+use crate::proxy::relay::{BodyFraming, EndMarker, OpenResponse, Relay};
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -68,7 +68,7 @@ pub(crate) fn respond(
         response_head.headers.insert(headers::DEGRADED, HeaderValue::from_static("true"));
     }
     let end_marker = EndMarker::of(summary.api, &response_head.headers);
-    let framing = if ends_by_closing { Framing::Close } else { Framing::Length };
+    let framing = if ends_by_closing { BodyFraming::Close } else { BodyFraming::Delimited };
     let open = OpenResponse {
         step: response.step,
         endpoint: response.endpoint,

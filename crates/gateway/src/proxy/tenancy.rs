@@ -63,7 +63,7 @@ pub(crate) fn salt(
         ));
     }
     if !body.is_object {
-        return parse::saltable(call);
+        return parse::check_can_be_salted(call);
     }
     let fields = &body.request.fields;
     if let Some(field) = transfer_fields().iter().find(|field| fields.contains_key(**field)) {

@@ -147,7 +147,7 @@ impl Worker {
     }
 
     /// Runs work that may take long in the low-priority pool.
-    pub(crate) async fn run_apart<T: Send + 'static>(
+    pub(crate) async fn run_in_pool<T: Send + 'static>(
         &self,
         task: &'static TaskName,
         length: BodyLength,

@@ -61,7 +61,7 @@ fn apply(index: &Index, pod: PodId, change: Change) {
         }
         Change::Native { family } => {
             let blocks = [EngineHash(ROOT.then(content(family, 0)).0)];
-            let content = Content::Native;
+            let content = Content::IndexHashes;
             let stored =
                 StoredBlocks { tier: Tier::Host, blocks: &blocks, content, locations: &[] };
             writer.apply(pod, Some(sequence), &[CacheEvent::Stored(stored)]).unwrap();

@@ -109,7 +109,7 @@ impl LineDispatch for Fickle {
     }
 
     async fn health(&self, _: usize) -> Option<EngineHealth> {
-        (self.roll(3) > 0).then_some(EngineHealth { vitals: None, ceiling: 6 })
+        (self.roll(3) > 0).then_some(EngineHealth { pod_state: None, ceiling: 6 })
     }
 }
 
@@ -337,7 +337,7 @@ impl LineDispatch for Slow {
     }
 
     async fn health(&self, _: usize) -> Option<EngineHealth> {
-        Some(EngineHealth { vitals: None, ceiling: usize::MAX })
+        Some(EngineHealth { pod_state: None, ceiling: usize::MAX })
     }
 }
 

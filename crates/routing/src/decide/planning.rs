@@ -47,10 +47,10 @@ impl<'a> DecisionRun<'a, '_, '_> {
                     let value = planned.cache.to_json();
                     planned.mutations.push(Mutation::Set { field, value });
                 }
-                let load = Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens);
+                let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens);
                 planned.reservation = Some(load.sent_at(self.env.now));
                 if !self.context.request.is_streamed() {
-                    let pending = u32::try_from(pod.vitals().prefill_tokens()).unwrap_or(u32::MAX);
+                    let pending = u32::try_from(pod.state().prefill_tokens()).unwrap_or(u32::MAX);
                     planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));
                 }
                 planned.is_expected = self.speculate(step, bound.candidate);
@@ -81,7 +81,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let Some(blocks) = self.context.slots.read(blocks) else { return false };
         let pod = &self.env.fleet[candidate];
         // An approximated cache is renewed with every request.
-        let is_known = depth >= blocks.chain.len() && pod.vitals().trust() != EventTrust::Guessed;
+        let is_known = depth >= blocks.chain.len() && pod.state().trust() != EventTrust::Guessed;
         if !step.rules.speculates || is_known {
             return false;
         }
@@ -107,7 +107,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let Ok(confirmed) = state.index.block_locations(pod.id(), held, holdings) else {
             return CacheHint::default();
         };
-        let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;
+        let is_speculative = confirmed < counted && pod.state().trust() != EventTrust::Guessed;
         let speculative = is_speculative.then(|| held[counted - 1]);
         let mut runs: Vec<CacheRun> = Vec::new();
         for holding in holdings.iter() {

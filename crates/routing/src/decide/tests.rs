@@ -69,10 +69,10 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
     assert_eq!(names(&bench, step.fallbacks.clone())[0], "p3", "the next best holds some of it");
     let run = CacheRun { blocks: 2, tier: Tier::Gpu, location: None::<Location> };
     assert_eq!(step.cache, CacheHint { tokens: 8, runs: vec![run], speculative: None });
-    assert_eq!(bench.pod(2).vitals().prefill_tokens(), 8, "what is not cached is pending");
+    assert_eq!(bench.pod(2).state().prefill_tokens(), 8, "what is not cached is pending");
     drop(plan);
-    assert_eq!(bench.pod(2).vitals().prefill_tokens(), 0);
-    assert_eq!(bench.pod(2).vitals().requests(), 0);
+    assert_eq!(bench.pod(2).state().prefill_tokens(), 0);
+    assert_eq!(bench.pod(2).state().requests(), 0);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_step_can_be_narrowed_to_pods_that_play_another_role_too() {
 #[test]
 fn a_request_waits_no_longer_than_it_says_itself() {
     let mut bench = TestBench::with_pods(1);
-    let _busy = Reservation::new(bench.pod(0).vitals(), 0, 0);
+    let _busy = Reservation::new(bench.pod(0).state(), 0, 0);
     let profile = bench.profile(
         "prepare: [attributes: {headers: [deadline_ms=x-deadline-ms]}]\npick: max_score\n\
          hold: {unless: [concurrency: {requests: 1}], deadline: 30s, order: deadline}\n",
@@ -183,7 +183,7 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
 #[test]
 fn a_filter_that_drops_every_pod_rejects_holds_or_is_skipped_as_the_profile_says() {
     let mut bench = TestBench::with_pods(1);
-    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let _load = Reservation::new(bench.pod(0).state(), 1, 1);
     let mut outcome = |on_empty: &str| {
         let yaml = format!(
             "filter: [{{concurrency: {{requests: 1, on_empty: {on_empty}}}}}]\npick: max_score\n"
@@ -215,8 +215,8 @@ fn a_long_cold_prompt_is_prefilled_beside_the_pod_that_will_decode_it() {
     assert_eq!(decode.mutations, [Mutation::TakeKv(Transfer::Nixl)]);
     assert_eq!((prefill.failure.attempts, prefill.failure.then), (2, AfterFailure::Skip));
     assert_eq!(prefill.lease, Some(Duration::from_secs(30)));
-    assert_eq!(bench.pod(1).vitals().requests(), 1);
-    assert_eq!(bench.pod(3).vitals().requests(), 1);
+    assert_eq!(bench.pod(1).state().requests(), 1);
+    assert_eq!(bench.pod(3).state().requests(), 1);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert!(decode.mutations.is_empty(), "there is nothing to take over");
     assert_eq!(plan.marks[0].to_string(), "prefill: left out: only 4 tokens are uncached");
-    assert_eq!(bench.pod(0).vitals().requests() + bench.pod(1).vitals().requests(), 0);
+    assert_eq!(bench.pod(0).state().requests() + bench.pod(1).state().requests(), 0);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn concurrent_protocols_start_both_steps_together_and_only_sglangs_prefill_is_no
 fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() {
     let mut bench = two_by_two();
     let profile = bench.profile(PREFILL_DECODE);
-    let request = Request { is_several: true, ..TestBench::request(&prompt(1, 4)) };
+    let request = Request { has_prompt_list: true, ..TestBench::request(&prompt(1, 4)) };
     let plan = bench.plan(&profile, request);
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!((decode.name.as_str(), &decode.mutations[..]), ("decode", &[][..]));
@@ -372,12 +372,12 @@ fn an_explanation_adds_up_and_changes_nothing() {
     let env = || {
         let bench = TestBench::with_pods(5);
         bench.cache(2, &tokens[..8], Tier::Gpu);
-        bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
+        bench.pod(4).state().set_health(crate::fleet::Health::Down);
         bench
     };
     let mut plain = env();
     let mut explained = env();
-    let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
+    let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.state(), 9, 9));
     let profile = plain.profile(CACHE_AFFINITY);
     let plan = plain.plan(&profile, TestBench::request(&tokens));
     let (outcome, explanation) = explained.explain(&profile, TestBench::request(&tokens));
@@ -455,7 +455,7 @@ fn a_needless_step_without_candidates_does_not_reject_the_request() {
     let mut bench = two_by_two();
     let tokens = prompt(1, 4);
     for at in 0..2 {
-        bench.pod(at).vitals().set_health(crate::fleet::Health::Down);
+        bench.pod(at).state().set_health(crate::fleet::Health::Down);
         bench.cache(at + 2, &tokens, Tier::Gpu);
     }
     let profile = bench.profile(BLIND);
@@ -470,7 +470,7 @@ fn a_needless_step_without_candidates_does_not_reject_the_request() {
 #[test]
 fn an_explanation_names_the_filter_that_makes_a_request_wait() {
     let mut bench = TestBench::with_pods(1);
-    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let _load = Reservation::new(bench.pod(0).state(), 1, 1);
     let judged = "pick: max_score\nhold: {unless: [healthy, {concurrency: {requests: 1}}]}\n";
     let profile = bench.profile(judged);
     let (outcome, explanation) = bench.explain(&profile, TestBench::request(&[]));
@@ -494,7 +494,7 @@ fn an_explanation_names_the_filter_that_makes_a_request_wait() {
 #[test]
 fn a_tenant_waits_with_the_share_that_the_profile_gives_it() {
     let mut bench = TestBench::with_pods(1);
-    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let _load = Reservation::new(bench.pod(0).state(), 1, 1);
     let hold = "hold: {unless: [{concurrency: {requests: 1}}], shares: {acme: 3}}";
     let profile = bench.profile(&format!("pick: max_score\n{hold}\n"));
     for (tenant, share) in [(Some("acme"), 3), (Some("other"), 1), (None, 1)] {
@@ -507,7 +507,7 @@ fn a_tenant_waits_with_the_share_that_the_profile_gives_it() {
 #[test]
 fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
     let mut bench = TestBench::with_pods(1);
-    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let _load = Reservation::new(bench.pod(0).state(), 1, 1);
     let mut again = |yaml: &str| {
         let profile = bench.profile(yaml);
         let mut context = bench.prepared(&profile, TestBench::request(&[]));

@@ -1,10 +1,10 @@
-//! One pod: its facts, and a handle to its vitals.
+//! One pod: its facts, and a handle to its pod_state.
 
 use std::sync::Arc;
 
 use wornpath_index::{PodId, PodSlot};
 
-use super::vitals::Vitals;
+use super::pod_state::PodState;
 use crate::name::{Name, Role};
 
 /// An engine process, or one data-parallel rank of it.
@@ -12,7 +12,7 @@ use crate::name::{Name, Role};
 pub struct FleetPod {
     id: PodId,
     facts: Arc<PodFacts>,
-    vitals: Arc<Vitals>,
+    pod_state: Arc<PodState>,
 }
 
 /// The facts of a pod, from configuration and discovery.
@@ -94,13 +94,13 @@ impl FleetPod {
     /// A new pod: healthy and idle.
     #[must_use]
     pub fn new(id: PodId, facts: PodFacts) -> Self {
-        Self { id, facts: Arc::new(facts), vitals: Arc::default() }
+        Self { id, facts: Arc::new(facts), pod_state: Arc::default() }
     }
 
     /// The same pod with other facts and the same load.
     #[must_use]
     pub fn with_facts(&self, facts: PodFacts) -> Self {
-        Self { id: self.id, facts: Arc::new(facts), vitals: Arc::clone(&self.vitals) }
+        Self { id: self.id, facts: Arc::new(facts), pod_state: Arc::clone(&self.pod_state) }
     }
 
     /// The same engine in another incarnation, with an unknown cache and the same load.
@@ -131,7 +131,7 @@ impl FleetPod {
     /// Its current state.
     #[inline]
     #[must_use]
-    pub const fn vitals(&self) -> &Arc<Vitals> {
-        &self.vitals
+    pub const fn state(&self) -> &Arc<PodState> {
+        &self.pod_state
     }
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 use wornpath_index::Moment;
 
 use super::learnt_rates::LearntRate;
-use super::vitals::Vitals;
+use super::pod_state::PodState;
 
 /// Load that one step of a plan puts on one pod. Dropping it gives the load back.
 #[derive(Debug)]
 pub struct Reservation {
-    vitals: Arc<Vitals>,
+    pod_state: Arc<PodState>,
     prompt_tokens: u64,
     uncached_tokens: u64,
     /// What is still to be computed of the prompt.
@@ -28,20 +28,20 @@ pub struct Reservation {
 impl Reservation {
     /// One more request on the pod, whose prompt has `uncached_tokens` to compute.
     #[must_use]
-    pub fn new(vitals: &Arc<Vitals>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
+    pub fn new(pod_state: &Arc<PodState>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
         let pending = uncached_tokens.min(prompt_tokens);
-        vitals.admit(pending, pairs(prompt_tokens, pending));
+        pod_state.admit(pending, pairs(prompt_tokens, pending));
         let uncached_tokens = pending;
-        let vitals = Arc::clone(vitals);
-        Self { vitals, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
+        let pod_state = Arc::clone(pod_state);
+        Self { pod_state, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
     }
 
     /// It is sent at `now`: from here on the pod's speed is learnt from it.
     #[must_use]
     pub fn sent_at(mut self, now: Moment) -> Self {
-        self.seen = Some(self.vitals.glimpse(now));
-        if self.vitals.prefill_tokens() == self.pending {
-            self.vitals.progressed(now);
+        self.seen = Some(self.pod_state.glimpse(now));
+        if self.pod_state.prefill_tokens() == self.pending {
+            self.pod_state.progressed(now);
         }
         self
     }
@@ -57,13 +57,13 @@ impl Reservation {
         let tokens = tokens.min(self.pending);
         let before = pairs(self.prompt_tokens, self.pending);
         self.pending -= tokens;
-        self.vitals.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
+        self.pod_state.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
     }
 
     /// The same, at `now`.
     pub fn computed_at(&mut self, tokens: u64, now: Moment) {
         self.computed(tokens);
-        self.vitals.progressed(now);
+        self.pod_state.progressed(now);
     }
 
     /// The first token came: the prompt is computed, its context now decodes.
@@ -71,7 +71,7 @@ impl Reservation {
         self.computed(self.pending);
         if self.decoding.is_none() {
             self.decoding = Some(self.prompt_tokens);
-            self.vitals.start_decoding(self.prompt_tokens);
+            self.pod_state.start_decoding(self.prompt_tokens);
         }
     }
 
@@ -80,24 +80,24 @@ impl Reservation {
     pub fn began(&self, took: Duration, now: Moment) {
         const LEAST_TOKENS: u64 = 512;
         let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
-        self.vitals.paced(took.as_secs_f64() * 1e3 / tokens, now);
+        self.pod_state.paced(took.as_secs_f64() * 1e3 / tokens, now);
     }
 
     /// The first token came at `now`.
     pub fn first_token_at(&mut self, now: Moment) {
         let is_first = self.decoding.is_none();
         self.first_token();
-        self.vitals.progressed(now);
+        self.pod_state.progressed(now);
         if is_first && let Some(sent) = self.seen {
-            self.vitals.learn_prefill(&sent, now);
-            self.seen = Some(self.vitals.glimpse(now));
+            self.pod_state.learn_prefill(&sent, now);
+            self.seen = Some(self.pod_state.glimpse(now));
         }
     }
 
     /// The answer ended at `now`, whole.
     pub fn ended_at(&mut self, now: Moment) {
         if let (Some(context), Some(first)) = (self.decoding, self.seen.take()) {
-            self.vitals.learn_steps(&first, now, context - self.prompt_tokens);
+            self.pod_state.learn_steps(&first, now, context - self.prompt_tokens);
         }
     }
 
@@ -105,22 +105,22 @@ impl Reservation {
     pub fn decoded(&mut self, tokens: u64) {
         if let Some(context) = &mut self.decoding {
             *context = context.saturating_add(tokens);
-            self.vitals.decoded(tokens);
+            self.pod_state.decoded(tokens);
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.vitals.spare(self.pending, pairs(self.prompt_tokens, self.pending));
+        self.pod_state.spare(self.pending, pairs(self.prompt_tokens, self.pending));
         if let Some(context) = self.decoding {
-            self.vitals.stop_decoding(context);
+            self.pod_state.stop_decoding(context);
             // Without generated tokens there is nothing to learn about the length of responses.
             if context > self.prompt_tokens {
-                self.vitals.answered(context - self.prompt_tokens);
+                self.pod_state.answered(context - self.prompt_tokens);
             }
         }
-        self.vitals.leave();
+        self.pod_state.leave();
     }
 }
 

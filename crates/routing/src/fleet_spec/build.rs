@@ -96,13 +96,13 @@ impl FleetSpec {
 impl PodSpec {
     /// Puts the described load on the pod.
     fn add_load(&self, pod: &FleetPod, now: Duration, load: &mut Vec<Reservation>) {
-        let vitals = pod.vitals();
-        vitals.set_health(self.health);
-        vitals.set_breaker(self.breaker);
-        vitals.set_trust(self.trust);
-        vitals.report(self.waiting, self.kv_usage);
+        let pod_state = pod.state();
+        pod_state.set_health(self.health);
+        pod_state.set_breaker(self.breaker);
+        pod_state.set_trust(self.trust);
+        pod_state.report(self.waiting, self.kv_usage);
         if let Some(silence) = self.silence {
-            vitals.heard_at(now.saturating_sub(silence));
+            pod_state.heard_at(now.saturating_sub(silence));
         }
         let computing = match (self.prefill_tokens, self.decode_tokens) {
             (0, _) => 0,
@@ -112,10 +112,10 @@ impl PodSpec {
         };
         let decoding = self.requests.saturating_sub(computing);
         for tokens in shares(self.prefill_tokens, computing) {
-            load.push(Reservation::new(vitals, tokens, tokens));
+            load.push(Reservation::new(pod_state, tokens, tokens));
         }
         for tokens in shares(self.decode_tokens, decoding) {
-            let mut reservation = Reservation::new(vitals, tokens, 0);
+            let mut reservation = Reservation::new(pod_state, tokens, 0);
             if self.decode_tokens > 0 {
                 reservation.first_token();
             }

@@ -30,10 +30,13 @@ fn a_described_load_and_cache_are_what_the_pods_have() {
     assert_eq!(roles, ["serve", "prefill", "decode"]);
     let built = described.build(Duration::from_secs(60), |_| None).unwrap();
     let pod = &built.fleet.pods()[0];
-    let vitals = pod.vitals();
-    assert_eq!((vitals.requests(), vitals.prefill_tokens(), vitals.decode_tokens()), (3, 100, 50));
+    let pod_state = pod.state();
+    assert_eq!(
+        (pod_state.requests(), pod_state.prefill_tokens(), pod_state.decode_tokens()),
+        (3, 100, 50)
+    );
     assert_eq!(pod.facts().label(&"slot".into()).unwrap().as_str(), "3");
-    assert_eq!(built.fleet.pods()[1].vitals().health(), Health::Down);
+    assert_eq!(built.fleet.pods()[1].state().health(), Health::Down);
     let mut chain = Vec::new();
     let model = &built.models.all()[0];
     let choice = crate::request::ModelChoice { base: "m".into(), lora: None };
@@ -68,8 +71,13 @@ fn tokens_are_split_over_the_requests_that_are_given() {
                 - {name: b, prefill_tokens: 7, decode_tokens: 5}\n  - {name: c, requests: 2, prefill_tokens: 9}\n";
     let built = FleetSpec::read("f.yaml", text).unwrap().build(Duration::ZERO, |_| None).unwrap();
     let seen = |at: usize| {
-        let vitals = built.fleet.pods()[at].vitals();
-        (vitals.requests(), vitals.decoding(), vitals.prefill_tokens(), vitals.decode_tokens())
+        let pod_state = built.fleet.pods()[at].state();
+        (
+            pod_state.requests(),
+            pod_state.decoding(),
+            pod_state.prefill_tokens(),
+            pod_state.decode_tokens(),
+        )
     };
     assert_eq!(seen(0), (4, 3, 100, 200));
     assert_eq!(seen(1), (2, 1, 7, 5));

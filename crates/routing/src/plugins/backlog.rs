@@ -74,15 +74,15 @@ impl Backlog {
     /// this request.
     #[inline]
     fn kv_usage_with(&self, decision: &Decision<'_>, pod: &FleetPod) -> f64 {
-        let vitals = pod.vitals();
+        let pod_state = pod.state();
         let request = decision.request();
-        let Some(size) = pod.facts().kv_tokens else { return vitals.kv_usage() };
+        let Some(size) = pod.facts().kv_tokens else { return pod_state.kv_usage() };
         let held = self.held.as_ref().and_then(|handle| decision.held(handle));
         let new = held.map_or_else(|| request.estimated_tokens(), |held| held.uncached_tokens(pod));
         let allowed = request.output_tokens.map_or(f64::INFINITY, f64::from);
-        let output = vitals.answer_tokens().unwrap_or(0.0).min(allowed);
-        let coming = (vitals.prefill_tokens() + new) as f64 + output;
-        vitals.kv_usage() + coming / size.max(1) as f64
+        let output = pod_state.answer_tokens().unwrap_or(0.0).min(allowed);
+        let coming = (pod_state.prefill_tokens() + new) as f64 + output;
+        pod_state.kv_usage() + coming / size.max(1) as f64
     }
 }
 
@@ -90,9 +90,9 @@ impl Filter for Backlog {
     fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
             let pod = decision.pod(*candidate);
-            let queues = pod.vitals().waiting() > self.max_queued;
+            let queues = pod.state().waiting() > self.max_queued;
             let fits = self.max_kv_usage.is_none_or(|limit| {
-                pod.vitals().requests() == 0 || self.kv_usage_with(decision, pod) <= limit
+                pod.state().requests() == 0 || self.kv_usage_with(decision, pod) <= limit
             });
             *keep = !queues && fits && self.pending_ms(decision, pod) <= self.max_pending_ms;
         }
@@ -101,7 +101,7 @@ impl Filter for Backlog {
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
         let pod = decision.pod(candidate);
         let pending = self.pending_ms(decision, pod);
-        let queued = pod.vitals().waiting();
+        let queued = pod.state().waiting();
         let usage = 100.0 * self.kv_usage_with(decision, pod);
         format!(
             "{pending:.0} ms of prefill pending (limit {:.0} ms), {queued} requests queued in the engine, \
@@ -129,8 +129,8 @@ mod tests {
     fn the_limit_is_in_time_so_one_long_prompt_counts_more_than_many_short_ones() {
         let harness = Harness::of(2);
         let _short: Vec<_> =
-            (0..20).map(|_| Reservation::new(harness.vitals(0), 1_000, 1_000)).collect();
-        let _long = Reservation::new(harness.vitals(1), 20_000, 20_000);
+            (0..20).map(|_| Reservation::new(harness.pod_state(0), 1_000, 1_000)).collect();
+        let _long = Reservation::new(harness.pod_state(1), 20_000, 20_000);
         let kept = |ms: u32| {
             let yaml = format!("backlog: {{at_most_ms: {ms}}}");
             harness.run(&[], Stage::Filter, &yaml).kept()
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_pod_whose_engine_queues_too_many_requests_is_dropped() {
         let harness = Harness::of(2);
-        harness.vitals(0).report(3, 0.5);
+        harness.pod_state(0).report(3, 0.5);
         let run = harness.run(&[], Stage::Filter, "backlog: {waiting: 2}");
         assert_eq!(run.kept(), [1]);
         assert_eq!(
@@ -157,8 +157,8 @@ mod tests {
         let size = |name: &str| PodFacts { kv_tokens: Some(1000), ..PodFacts::serving(name, "m") };
         let harness = Harness::with(vec![size("a"), size("b")]).prompt(&[7; 100]).holding(1, 40);
         let running: Vec<_> =
-            (0..2).map(|pod| Reservation::new(harness.vitals(pod), 10, 0)).collect();
-        (0..2).for_each(|pod| harness.vitals(pod).report(0, 0.95));
+            (0..2).map(|pod| Reservation::new(harness.pod_state(pod), 10, 0)).collect();
+        (0..2).for_each(|pod| harness.pod_state(pod).report(0, 0.95));
         let prepare = ["tokenize", "block_hash"];
         let kept = |yaml| harness.run(&prepare, Stage::Filter, yaml).kept();
         assert_eq!(kept("backlog: {room: 1}"), [1], "80 of the 100 prompt tokens are cached there");

@@ -95,7 +95,7 @@ impl Score for CacheAffinity {
             self.weigh_tiers(tiers, decision, candidates, scores);
         }
         for (candidate, score) in candidates.iter().zip(scores) {
-            if decision.pod(*candidate).vitals().trust() == EventTrust::Unsure {
+            if decision.pod(*candidate).state().trust() == EventTrust::Unsure {
                 *score *= self.unsure;
             }
         }

@@ -5,7 +5,7 @@
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::fleet::{Candidate, Vitals};
+use crate::fleet::{Candidate, PodState};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
@@ -57,26 +57,26 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 
 impl ConcurrencyLimits {
     #[inline]
-    fn reached(&self, vitals: &Vitals) -> bool {
-        u64::from(vitals.requests()) >= self.requests
-            || vitals.prefill_tokens() >= self.prefill_tokens
-            || vitals.decode_tokens() >= self.decode_tokens
+    fn reached(&self, pod_state: &PodState) -> bool {
+        u64::from(pod_state.requests()) >= self.requests
+            || pod_state.prefill_tokens() >= self.prefill_tokens
+            || pod_state.decode_tokens() >= self.decode_tokens
     }
 }
 
 impl Filter for ConcurrencyLimits {
     fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = !self.reached(decision.pod(*candidate).vitals());
+            *keep = !self.reached(decision.pod(*candidate).state());
         }
     }
 
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
-        let vitals = decision.pod(candidate).vitals();
+        let pod_state = decision.pod(candidate).state();
         let figures = [
-            ("requests in flight", u64::from(vitals.requests()), self.requests),
-            ("prefill tokens", vitals.prefill_tokens(), self.prefill_tokens),
-            ("decode tokens", vitals.decode_tokens(), self.decode_tokens),
+            ("requests in flight", u64::from(pod_state.requests()), self.requests),
+            ("prefill tokens", pod_state.prefill_tokens(), self.prefill_tokens),
+            ("decode tokens", pod_state.decode_tokens(), self.decode_tokens),
         ];
         let reached = figures.iter().find(|(_, has, limit)| has >= limit);
         reached.map_or_else(
@@ -104,8 +104,8 @@ mod tests {
     fn a_pod_at_its_limit_is_dropped_until_a_request_ends() {
         let harness = Harness::of(2);
         let run = harness.run(&[], Stage::Filter, "concurrency: {requests: 2}");
-        let first = Reservation::new(harness.vitals(0), 10, 10);
-        let _second = Reservation::new(harness.vitals(0), 10, 10);
+        let first = Reservation::new(harness.pod_state(0), 10, 10);
+        let _second = Reservation::new(harness.pod_state(0), 10, 10);
         assert_eq!(run.kept(), [1]);
         assert_eq!(run.why(0), "2 requests in flight (limit 2)");
         drop(first);
@@ -117,7 +117,7 @@ mod tests {
         let harness = Harness::of(2);
         let yaml = "concurrency: {prefill_tokens: 100, decode_tokens: 50}";
         let run = harness.run(&[], Stage::Filter, yaml);
-        let mut long = Reservation::new(harness.vitals(0), 100, 100);
+        let mut long = Reservation::new(harness.pod_state(0), 100, 100);
         assert_eq!(run.kept(), [1]);
         assert_eq!(run.why(0), "100 prefill tokens (limit 100)");
         long.first_token();

@@ -118,10 +118,11 @@ impl EngineSpeed {
         const PREFILL_SHARE: f64 = 0.8;
         /// The share of the sent work that stays pending until the next report.
         const MIN_PENDING_SHARE: f64 = 0.3;
-        let vitals = pod.vitals();
-        let work = self.prefill(vitals.prefill_tokens() as f64, vitals.prefill_pairs() as f64);
+        let pod_state = pod.state();
+        let work =
+            self.prefill(pod_state.prefill_tokens() as f64, pod_state.prefill_pairs() as f64);
         let sent = slowdown.prefill * work;
-        let passed = vitals.computing(now).as_secs_f64() * 1e3;
+        let passed = pod_state.computing(now).as_secs_f64() * 1e3;
         (sent - PREFILL_SHARE * passed).max(MIN_PENDING_SHARE * sent)
     }
 
@@ -167,7 +168,7 @@ impl PodSpeeds {
     pub(crate) fn slowdown(&self, pod: &FleetPod, speed: &EngineSpeed) -> Slowdown {
         let measured = |part| match self.rates {
             EngineRates::Fixed => 1.0,
-            EngineRates::Learnt => pod.vitals().slowness(part, |work| speed.time(work)),
+            EngineRates::Learnt => pod.state().slowness(part, |work| speed.time(work)),
         };
         Slowdown {
             prefill: measured(MeasuredPrefill::Prefill),

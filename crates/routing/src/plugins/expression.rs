@@ -129,14 +129,14 @@ impl ExpressionScope<'_> {
     fn fill_pod_column(&self, field: PodField, column: &mut [f64]) {
         let held = self.held;
         match field {
-            PodField::Requests => self.each(column, |pod| pod.vitals().requests().into()),
-            PodField::Decoding => self.each(column, |pod| pod.vitals().decoding().into()),
-            PodField::Waiting => self.each(column, |pod| pod.vitals().waiting().into()),
+            PodField::Requests => self.each(column, |pod| pod.state().requests().into()),
+            PodField::Decoding => self.each(column, |pod| pod.state().decoding().into()),
+            PodField::Waiting => self.each(column, |pod| pod.state().waiting().into()),
             PodField::PrefillTokens => {
-                self.each(column, |pod| pod.vitals().prefill_tokens() as f64);
+                self.each(column, |pod| pod.state().prefill_tokens() as f64);
             }
-            PodField::DecodeTokens => self.each(column, |pod| pod.vitals().decode_tokens() as f64),
-            PodField::KvUsage => self.each(column, |pod| pod.vitals().kv_usage()),
+            PodField::DecodeTokens => self.each(column, |pod| pod.state().decode_tokens() as f64),
+            PodField::KvUsage => self.each(column, |pod| pod.state().kv_usage()),
             PodField::KvTokens => {
                 self.each(column, |pod| pod.facts().kv_tokens.unwrap_or(0) as f64);
             }
@@ -179,8 +179,8 @@ impl ExpressionScope<'_> {
 
     fn fleet_value(&self, field: FleetField) -> f64 {
         let pods = || self.candidates.iter().map(|candidate| self.decision.pod(*candidate));
-        let requests = || pods().map(|pod| pod.vitals().requests());
-        let prefill = || pods().map(|pod| pod.vitals().prefill_tokens());
+        let requests = || pods().map(|pod| pod.state().requests());
+        let prefill = || pods().map(|pod| pod.state().prefill_tokens());
         match field {
             FleetField::Pods => self.candidates.len() as f64,
             FleetField::LeastRequests => requests().min().unwrap_or(0).into(),

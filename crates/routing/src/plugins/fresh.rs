@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::fleet::{Candidate, EventTrust, Vitals};
+use crate::fleet::{Candidate, EventTrust, PodState};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
@@ -59,8 +59,8 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 impl Fresh {
     /// Why the pod's events are not up to date, if they are not.
     #[inline]
-    fn stale_reason(&self, vitals: &Vitals, now: Duration) -> Option<&'static str> {
-        match (vitals.trust(), vitals.silence(now)) {
+    fn stale_reason(&self, pod_state: &PodState, now: Duration) -> Option<&'static str> {
+        match (pod_state.trust(), pod_state.silence(now)) {
             (EventTrust::Guessed, _) if self.eventless == EventlessPods::Keep => None,
             (EventTrust::Guessed, _) => Some("engine sends no cache events"),
             (EventTrust::Unsure, _) => Some("gap in the cache event stream"),
@@ -75,13 +75,13 @@ impl Fresh {
 impl Filter for Fresh {
     fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = self.stale_reason(decision.pod(*candidate).vitals(), decision.now()).is_none();
+            *keep = self.stale_reason(decision.pod(*candidate).state(), decision.now()).is_none();
         }
     }
 
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
-        let vitals = decision.pod(candidate).vitals();
-        self.stale_reason(vitals, decision.now()).unwrap_or("fresh").to_owned()
+        let pod_state = decision.pod(candidate).state();
+        self.stale_reason(pod_state, decision.now()).unwrap_or("fresh").to_owned()
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -103,11 +103,11 @@ mod tests {
     fn stale_gapped_and_absent_event_streams_have_different_reasons() {
         let harness = Harness::of(5);
         let ago = |seconds| harness.now - Duration::from_secs(seconds);
-        harness.vitals(0).heard_at(ago(1));
-        harness.vitals(1).heard_at(ago(6));
-        harness.vitals(2).heard_at(ago(0));
-        harness.vitals(2).set_trust(EventTrust::Unsure);
-        harness.vitals(3).set_trust(EventTrust::Guessed);
+        harness.pod_state(0).heard_at(ago(1));
+        harness.pod_state(1).heard_at(ago(6));
+        harness.pod_state(2).heard_at(ago(0));
+        harness.pod_state(2).set_trust(EventTrust::Unsure);
+        harness.pod_state(3).set_trust(EventTrust::Guessed);
         let run = harness.run(&[], Stage::Filter, "fresh");
         assert_eq!(run.kept(), [0, 3]);
         let why: Vec<_> = [1, 2, 4].iter().map(|pod| run.why(*pod)).collect();

@@ -11,7 +11,7 @@ use wornpath_index::{Depths, Index, IndexLimits, Moment, PodId};
 use wornpath_yaml::Span;
 
 use crate::assembly::{BuiltPlugin, make};
-use crate::fleet::{Candidate, Fleet, FleetPod, PodFacts, Vitals};
+use crate::fleet::{Candidate, Fleet, FleetPod, PodFacts, PodState};
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Blueprint;
@@ -72,8 +72,8 @@ impl Harness {
         self
     }
 
-    pub(crate) fn vitals(&self, pod: usize) -> &Arc<Vitals> {
-        self.fleet.pods()[pod].vitals()
+    pub(crate) fn pod_state(&self, pod: usize) -> &Arc<PodState> {
+        self.fleet.pods()[pod].state()
     }
 
     pub(crate) fn candidate(&self, pod: usize) -> Candidate {
@@ -232,9 +232,9 @@ impl HarnessRun<'_> {
     }
 
     /// Tells a picker that no plan was made with the pod that it picked.
-    pub(crate) fn passed_over(&self, pod: usize) {
+    pub(crate) fn not_used(&self, pod: usize) {
         let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };
-        pick.passed_over(&self.decision(), self.harness.candidate(pod));
+        pick.not_used(&self.decision(), self.harness.candidate(pod));
     }
 
     /// Tells a scorer or picker that a plan was made with this pod.

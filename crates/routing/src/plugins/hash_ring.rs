@@ -64,7 +64,7 @@ impl Pick for HashRing {
             return self.otherwise.pick(decision, set, rng);
         };
         let requests =
-            |candidate: &Candidate| u64::from(decision.pod(*candidate).vitals().requests());
+            |candidate: &Candidate| u64::from(decision.pod(*candidate).state().requests());
         let limit = self.bound.map_or(u64::MAX, |bound| {
             bound.limit(set.candidates.iter().map(requests).sum(), set.candidates.len())
         });
@@ -108,9 +108,9 @@ impl Pick for HashRing {
         self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+    fn not_used(&self, decision: &Decision<'_>, pod: Candidate) {
         if decision.read(&self.key).is_none() {
-            self.otherwise.passed_over(decision, pod);
+            self.otherwise.not_used(decision, pod);
         }
     }
 }
@@ -164,7 +164,7 @@ mod tests {
         let mut marked = 0;
         for _ in 0..60 {
             let (pod, choice) = run.pick(&all_but(6), &mut Rng::new(1));
-            reservations.push(Reservation::new(harness.vitals(pod), 1, 1));
+            reservations.push(Reservation::new(harness.pod_state(pod), 1, 1));
             sent[pod] += 1;
             marked += u32::from(choice.mark.is_some());
         }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::fleet::{BreakerState, Candidate, FleetPod, Health, Vitals};
+use crate::fleet::{BreakerState, Candidate, FleetPod, Health, PodState};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 
@@ -30,12 +30,12 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
 impl Filter for Healthy {
     fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = unhealthy_reason(decision.pod(*candidate).vitals()).is_none();
+            *keep = unhealthy_reason(decision.pod(*candidate).state()).is_none();
         }
     }
 
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
-        unhealthy_reason(decision.pod(candidate).vitals()).unwrap_or("healthy").to_owned()
+        unhealthy_reason(decision.pod(candidate).state()).unwrap_or("healthy").to_owned()
     }
 
     fn rejection(&self, decision: &Decision<'_>) -> Rejection {
@@ -54,8 +54,8 @@ pub(super) fn overload_rejection(
     could_serve: impl Fn(&FleetPod) -> bool,
 ) -> Option<Rejection> {
     let of_role = decision.fleet().with_role(decision.role()).iter().map(|at| decision.pod(*at));
-    let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_serve(pod));
-    let backoff = up.filter_map(|pod| pod.vitals().rest(decision.now())).min()?;
+    let up = of_role.filter(|pod| pod.state().health() == Health::Up && could_serve(pod));
+    let backoff = up.filter_map(|pod| pod.state().rest(decision.now())).min()?;
     let retry_after = Some(Duration::from_secs(backoff.as_millis().div_ceil(1000) as u64));
     Some(Rejection {
         retry_after,
@@ -65,15 +65,15 @@ pub(super) fn overload_rejection(
 
 /// Why the pod must not get a request, if it must not.
 #[inline]
-fn unhealthy_reason(vitals: &Vitals) -> Option<&'static str> {
-    match (vitals.health(), vitals.breaker()) {
+fn unhealthy_reason(pod_state: &PodState) -> Option<&'static str> {
+    match (pod_state.health(), pod_state.breaker()) {
         (Health::Down, _) => Some("down"),
         (Health::Draining, _) => Some("draining"),
         (Health::Up, BreakerState::Open) => Some("breaker open"),
         (Health::Up, BreakerState::Resting) => {
             Some("backing off: the engine reported that it is busy")
         }
-        (Health::Up, BreakerState::HalfOpen) if vitals.requests() > 0 => {
+        (Health::Up, BreakerState::HalfOpen) if pod_state.requests() > 0 => {
             Some("breaker half open: probe in flight")
         }
         (Health::Up, _) => None,

@@ -69,20 +69,20 @@ impl KvHeadroom {
 /// the engine's report counts when it is higher.
 #[inline]
 fn usage_with(pod: &FleetPod, tokens: u64) -> f64 {
-    let vitals = pod.vitals();
+    let pod_state = pod.state();
     let Some(size) = pod.facts().kv_tokens.filter(|size| *size > 0) else {
-        return vitals.kv_usage();
+        return pod_state.kv_usage();
     };
-    let sent = (vitals.decode_tokens() + vitals.prefill_tokens()) as f64 / size as f64;
-    vitals.kv_usage().max(sent) + tokens as f64 / size as f64
+    let sent = (pod_state.decode_tokens() + pod_state.prefill_tokens()) as f64 / size as f64;
+    pod_state.kv_usage().max(sent) + tokens as f64 / size as f64
 }
 
 /// An idle pod always passes: a request that needs more than the whole KV cache would wait for
 /// ever.
 #[inline]
 fn is_idle(pod: &FleetPod) -> bool {
-    let vitals = pod.vitals();
-    vitals.requests() == 0 && vitals.waiting() == 0 && vitals.kv_usage() < IDLE_USAGE
+    let pod_state = pod.state();
+    pod_state.requests() == 0 && pod_state.waiting() == 0 && pod_state.kv_usage() < IDLE_USAGE
 }
 
 impl Filter for KvHeadroom {
@@ -121,14 +121,14 @@ mod tests {
         let mut harness = Harness::with(pods).prompt(&[7; 500]);
         harness.request.output_tokens = Some(100);
         for pod in 0..3 {
-            harness.vitals(pod).report(0, 0.5);
+            harness.pod_state(pod).report(0, 0.5);
         }
         let run = harness.run(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
         assert_eq!(run.kept(), [1, 2], "half full, 600 of 1,000 tokens do not fit");
         assert_eq!(run.why(0), "KV cache would be 110% full (limit 95%)");
-        harness.vitals(2).report(0, 0.96);
+        harness.pod_state(2).report(0, 0.96);
         assert_eq!(run.kept(), [1]);
-        let _sent = Reservation::new(harness.vitals(1), 9000, 9000);
+        let _sent = Reservation::new(harness.pod_state(1), 9000, 9000);
         assert!(run.kept().is_empty(), "what was just sent counts before the engine reports it");
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let harness = Harness::with(vec![sized]).prompt(&[7; 990]);
         let run = harness.run(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
         assert_eq!(run.kept(), [0], "it would wait for ever otherwise");
-        let _sent = Reservation::new(harness.vitals(0), 10, 10);
+        let _sent = Reservation::new(harness.pod_state(0), 10, 10);
         assert!(run.kept().is_empty());
     }
 }

@@ -27,7 +27,7 @@ impl Score for KvUsage {
 
     fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
         for (candidate, score) in candidates.iter().zip(scores) {
-            *score = 1.0 - decision.pod(*candidate).vitals().kv_usage();
+            *score = 1.0 - decision.pod(*candidate).state().kv_usage();
         }
     }
 }
@@ -40,8 +40,8 @@ mod tests {
     #[test]
     fn an_empty_cache_scores_one_and_a_full_one_zero() {
         let harness = Harness::of(3);
-        harness.vitals(1).report(0, 0.25);
-        harness.vitals(2).report(0, 1.0);
+        harness.pod_state(1).report(0, 0.25);
+        harness.pod_state(2).report(0, 1.0);
         assert_eq!(harness.run(&[], Stage::Score, "kv_usage").scores(), [1.0, 0.75, 0.0]);
     }
 }

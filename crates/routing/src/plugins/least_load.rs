@@ -5,7 +5,7 @@
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::fleet::{Candidate, Vitals};
+use crate::fleet::{Candidate, PodState};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
@@ -25,14 +25,14 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct LeastLoad {
-    load: fn(&Vitals) -> f64,
+    load: fn(&PodState) -> f64,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
-    let load: fn(&Vitals) -> f64 = match assembly.get("of") {
-        "prefill_tokens" => |vitals| vitals.prefill_tokens() as f64,
-        "decode_tokens" => |vitals| vitals.decode_tokens() as f64,
-        _ => |vitals| f64::from(vitals.requests()),
+    let load: fn(&PodState) -> f64 = match assembly.get("of") {
+        "prefill_tokens" => |pod_state| pod_state.prefill_tokens() as f64,
+        "decode_tokens" => |pod_state| pod_state.decode_tokens() as f64,
+        _ => |pod_state| f64::from(pod_state.requests()),
     };
     Ok(Box::new(LeastLoad { load }))
 }
@@ -45,7 +45,7 @@ impl Score for LeastLoad {
     fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
         let mut highest = 0.0_f64;
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = (self.load)(decision.pod(*candidate).vitals());
+            *score = (self.load)(decision.pod(*candidate).state());
             highest = highest.max(*score);
         }
         let unit = if highest > 0.0 { highest.recip() } else { 0.0 };

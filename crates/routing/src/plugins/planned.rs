@@ -64,10 +64,10 @@ impl Pick for Planned {
         self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+    fn not_used(&self, decision: &Decision<'_>, pod: Candidate) {
         let planned = decision.read(&self.hint).and_then(|hint| hint.0);
         if planned != Some(decision.pod(pod).id()) {
-            self.otherwise.passed_over(decision, pod);
+            self.otherwise.not_used(decision, pod);
         }
     }
 }

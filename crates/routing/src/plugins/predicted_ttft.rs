@@ -84,16 +84,16 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> 
 
 #[inline]
 fn pod_load(pod: &FleetPod, speed: &EngineSpeed, slowdown: Slowdown, now: Moment) -> PodLoad {
-    let vitals = pod.vitals();
+    let pod_state = pod.state();
     let kv_tokens = pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64);
     PodLoad {
-        pending: vitals.prefill_tokens() as f64,
+        pending: pod_state.prefill_tokens() as f64,
         queued: speed.backlog(pod, slowdown, now),
         slowdown,
-        requests: f64::from(vitals.requests()),
-        decoding: f64::from(vitals.decoding()),
-        contexts: vitals.decode_tokens() as f64,
-        reported: vitals.kv_usage() * kv_tokens,
+        requests: f64::from(pod_state.requests()),
+        decoding: f64::from(pod_state.decoding()),
+        contexts: pod_state.decode_tokens() as f64,
+        reported: pod_state.kv_usage() * kv_tokens,
         kv_tokens,
     }
 }
@@ -116,7 +116,7 @@ impl Score for PredictedTtft {
             let speed = self.speeds.of(pod.facts().engine.as_ref());
             let load = pod_load(pod, speed, self.speeds.slowdown(pod, speed), decision.now());
             let new = held.map_or(prompt, |held| held.uncached_tokens(pod));
-            let output = pod.vitals().answer_tokens().unwrap_or(self.output_tokens).min(allowed);
+            let output = pod.state().answer_tokens().unwrap_or(self.output_tokens).min(allowed);
             let placement = Placement { prompt: prompt as f64, new: new as f64, output };
             *score = terms(speed, &self.prices, placement, load).total();
         }
@@ -141,7 +141,7 @@ mod tests {
         let idle = run.scores();
         assert!((idle[0] - (4.4 + 0.01594 * 2000.0 + 3.74e-7 * 4e6)).abs() < 1e-9);
         assert!(idle[1] < idle[0] && idle[0] == idle[2]);
-        let _sent = Reservation::new(harness.vitals(1), 2000, 2000);
+        let _sent = Reservation::new(harness.pod_state(1), 2000, 2000);
         let busy = run.scores();
         assert!((busy[1] - idle[1] - 0.01594 * 2000.0 - 3.74e-7 * 4e6).abs() < 1e-9);
         assert!(busy[1] > busy[0], "half a cached prompt does not outweigh a whole pending one");
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn pending_prefill_shrinks_with_time_but_not_to_zero() {
         let harness = Harness::of(2).prompt(&[7; 2000]);
-        let _sent = Reservation::new(harness.vitals(0), 20_000, 20_000).sent_at(harness.now);
+        let _sent = Reservation::new(harness.pod_state(0), 20_000, 20_000).sent_at(harness.now);
         let excess = |later: u64| {
             let run = harness.run(&PREPARE, Stage::Score, PLAIN);
             let scores = run.at(harness.now + Duration::from_millis(later)).scores();
@@ -168,7 +168,7 @@ mod tests {
         let harness = Harness::of(2).prompt(&[7; 2000]);
         let time = Duration::from_millis;
         for at in (0..100).map(|number| 10_000 * number) {
-            let mut load = Reservation::new(harness.vitals(0), 8000, 8000).sent_at(time(at));
+            let mut load = Reservation::new(harness.pod_state(0), 8000, 8000).sent_at(time(at));
             load.first_token_at(time(at + 400));
         }
         let scores = |yaml| harness.run(&PREPARE, Stage::Score, yaml).scores();
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_full_cache_costs_more_than_a_miss() {
         let harness = Harness::of(2).prompt(&[7; 2000]).holding(0, 1000);
-        harness.vitals(0).report(0, 0.99);
+        harness.pod_state(0).report(0, 0.99);
         let yaml = "predicted_ttft: {output_tokens: 1000}";
         let scores = harness.run(&PREPARE, Stage::Score, yaml).scores();
         assert!(scores[0] > scores[1], "{scores:?}");

@@ -56,7 +56,7 @@ impl Filter for PrefixHeld {
             let pod = decision.pod(*candidate);
             *keep = held.depth(pod) > 0 && held.share(pod) >= self.share;
             let least = if *keep { &mut warm } else { &mut cold };
-            *least = (*least).min(pod.vitals().prefill_tokens());
+            *least = (*least).min(pod.state().prefill_tokens());
         }
         let saturated = self.lead_tokens.is_some_and(|lead| warm > cold.saturating_add(lead));
         if saturated && warm != u64::MAX {
@@ -103,11 +103,11 @@ mod tests {
         let harness = harness();
         let yaml = "prefix_held: {share: 0.8, lead_tokens: 100}";
         let run = harness.run(&PREPARE, Stage::Filter, yaml);
-        let _some = Reservation::new(harness.vitals(0), 100, 100);
+        let _some = Reservation::new(harness.pod_state(0), 100, 100);
         assert_eq!(run.kept(), [0]);
-        let _more = Reservation::new(harness.vitals(0), 1, 1);
+        let _more = Reservation::new(harness.pod_state(0), 1, 1);
         assert_eq!(run.kept(), [0, 1, 2]);
-        let _elsewhere = [1, 2].map(|pod| Reservation::new(harness.vitals(pod), 1, 1));
+        let _elsewhere = [1, 2].map(|pod| Reservation::new(harness.pod_state(pod), 1, 1));
         assert_eq!(run.kept(), [0]);
     }
 

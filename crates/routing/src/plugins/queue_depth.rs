@@ -30,7 +30,7 @@ impl Score for QueueDepth {
         let mut shortest = f64::INFINITY;
         let mut longest = 0.0_f64;
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = f64::from(decision.pod(*candidate).vitals().waiting());
+            *score = f64::from(decision.pod(*candidate).state().waiting());
             shortest = shortest.min(*score);
             longest = longest.max(*score);
         }
@@ -52,7 +52,7 @@ mod tests {
         let run = harness.run(&[], Stage::Score, "queue_depth");
         assert_eq!(run.scores(), [1.0, 1.0, 1.0]);
         for (pod, waiting) in [4, 2, 6].into_iter().enumerate() {
-            harness.vitals(pod).report(waiting, 0.0);
+            harness.pod_state(pod).report(waiting, 0.0);
         }
         assert_eq!(run.scores(), [0.5, 1.0, 0.0]);
     }

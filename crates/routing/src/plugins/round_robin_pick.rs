@@ -54,7 +54,7 @@ impl Pick for RoundRobinPick {
     }
 
     /// Gives the turn back when the request is held, unless another request has taken the next one.
-    fn passed_over(&self, _: &Decision<'_>, pod: Candidate) {
+    fn not_used(&self, _: &Decision<'_>, pod: Candidate) {
         let advanced = pod.position() + 1;
         let _ = self.next.compare_exchange(advanced, pod.position(), Relaxed, Relaxed);
     }
@@ -87,7 +87,7 @@ mod tests {
         let set = [(0, 0.0), (1, 0.0)];
         let pick = || run.pick(&set, &mut Rng::new(1)).0;
         assert_eq!(pick(), 0);
-        run.passed_over(0);
+        run.not_used(0);
         assert_eq!(pick(), 0);
         assert_eq!(run.fallbacks(1, 5), [0]);
     }
@@ -100,7 +100,7 @@ mod tests {
         let pick = || run.pick(&set, &mut Rng::new(1)).0;
         assert_eq!([pick(), pick()], [0, 1]);
         run.chosen(1);
-        run.passed_over(0);
+        run.not_used(0);
         assert_eq!(pick(), 2, "the next turn was taken already");
     }
 }

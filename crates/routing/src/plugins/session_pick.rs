@@ -66,9 +66,9 @@ impl Pick for SessionPick {
         self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+    fn not_used(&self, decision: &Decision<'_>, pod: Candidate) {
         if self.last.find(decision) != Some(decision.pod(pod).id()) {
-            self.otherwise.passed_over(decision, pod);
+            self.otherwise.not_used(decision, pod);
         }
     }
 }

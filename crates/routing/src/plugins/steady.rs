@@ -66,8 +66,8 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 impl Steady {
     /// Milliseconds to the first token per uncached token, once enough responses were measured.
     fn pace(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<f64> {
-        let vitals = decision.pod(candidate).vitals();
-        vitals.pace().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
+        let pod_state = decision.pod(candidate).state();
+        pod_state.pace().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
     }
 
     fn median(&self, decision: &Decision<'_>, candidates: &[Candidate]) -> Option<f64> {
@@ -93,7 +93,7 @@ impl Filter for Steady {
             let is_outlier =
                 self.pace(decision, *candidate).is_some_and(|pace| pace > median * self.factor);
             let is_paused =
-                decision.pod(*candidate).vitals().since_paced(decision.now()) < self.pause;
+                decision.pod(*candidate).state().since_paced(decision.now()) < self.pause;
             if is_outlier && is_paused && may_eject > 0 {
                 *keep = false;
                 may_eject -= 1;
@@ -118,21 +118,21 @@ impl Filter for Steady {
 mod tests {
     use std::time::Duration;
 
-    use crate::fleet::Vitals;
+    use crate::fleet::PodState;
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 
-    fn measure(vitals: &Vitals, each: f64, now: Duration) {
-        (0..40).for_each(|_| vitals.paced(each, now));
+    fn measure(pod_state: &PodState, each: f64, now: Duration) {
+        (0..40).for_each(|_| pod_state.paced(each, now));
     }
 
     /// A fleet whose pods were just measured with these paces.
     fn paced(paces: &[f64]) -> Harness {
         let harness = Harness::of(paces.len());
         for (at, pace) in paces.iter().enumerate() {
-            measure(harness.vitals(at), *pace, harness.now);
+            measure(harness.pod_state(at), *pace, harness.now);
         }
         harness
     }
@@ -162,8 +162,8 @@ mod tests {
         let harness = paced(&[1.0, 9.0]);
         assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1]);
         let harness = Harness::of(4);
-        (0..3).for_each(|at| measure(harness.vitals(at), 1.0, harness.now));
-        (0..3).for_each(|_| harness.vitals(3).paced(90.0, harness.now));
+        (0..3).for_each(|at| measure(harness.pod_state(at), 1.0, harness.now));
+        (0..3).for_each(|_| harness.pod_state(3).paced(90.0, harness.now));
         assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1, 2, 3]);
     }
 

@@ -99,11 +99,11 @@ fn cache_affinity_falls_when_events_are_missing_or_stale() {
         bench.cache(at, &PROMPT, Tier::Gpu);
     }
     bench.now = Duration::from_secs(100);
-    bench.pod(0).vitals().set_trust(EventTrust::Unsure);
-    bench.pod(1).vitals().set_freshness(0.6);
-    bench.pod(2).vitals().set_freshness(0.0);
+    bench.pod(0).state().set_trust(EventTrust::Unsure);
+    bench.pod(1).state().set_freshness(0.6);
+    bench.pod(2).state().set_freshness(0.0);
     // The event rules have already turned silence into freshness; the scorer ignores it.
-    bench.pod(3).vitals().heard_at(Duration::from_secs(10));
+    bench.pod(3).state().heard_at(Duration::from_secs(10));
     let request = TestBench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
     assert_eq!(scores, [0.5, 0.5, 0.0, 1.0]);
@@ -112,8 +112,8 @@ fn cache_affinity_falls_when_events_are_missing_or_stale() {
 #[test]
 fn least_load_compares_with_the_busiest_candidate() {
     let mut bench = TestBench::with_pods(3);
-    let _two = [0, 0].map(|_| Reservation::new(bench.pod(0).vitals(), 100, 100));
-    let _one = Reservation::new(bench.pod(1).vitals(), 100, 100);
+    let _two = [0, 0].map(|_| Reservation::new(bench.pod(0).state(), 100, 100));
+    let _one = Reservation::new(bench.pod(1).state(), 100, 100);
     assert_eq!(bench.scores("", "least_load", TestBench::request(&[])), [0.0, 0.5, 1.0]);
     assert_eq!(
         bench.scores("", "least_load: {of: decode_tokens}", TestBench::request(&[])),
@@ -124,11 +124,11 @@ fn least_load_compares_with_the_busiest_candidate() {
 #[test]
 fn healthy_drops_pods_that_cannot_serve_and_gives_the_reason() {
     let mut bench = TestBench::with_pods(6);
-    bench.pod(0).vitals().set_health(Health::Down);
-    bench.pod(1).vitals().set_health(Health::Draining);
-    bench.pod(2).vitals().set_breaker(BreakerState::Open);
-    bench.pod(3).vitals().set_breaker(BreakerState::HalfOpen);
-    bench.pod(4).vitals().set_breaker(BreakerState::Resting);
+    bench.pod(0).state().set_health(Health::Down);
+    bench.pod(1).state().set_health(Health::Draining);
+    bench.pod(2).state().set_breaker(BreakerState::Open);
+    bench.pod(3).state().set_breaker(BreakerState::HalfOpen);
+    bench.pod(4).state().set_breaker(BreakerState::Resting);
     let kept = bench.kept("healthy", TestBench::request(&[]));
     let dropped = |why: &str| Err(why.to_owned());
     assert_eq!(kept[..3], [dropped("down"), dropped("draining"), dropped("breaker open")]);
@@ -136,14 +136,14 @@ fn healthy_drops_pods_that_cannot_serve_and_gives_the_reason() {
         kept[3..],
         [Ok(()), dropped("backing off: the engine reported that it is busy"), Ok(())]
     );
-    let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
+    let _probe = Reservation::new(bench.pod(3).state(), 1, 1);
     assert!(bench.kept("healthy", TestBench::request(&[]))[3].is_err(), "one probe at a time");
 }
 
 #[test]
 fn a_fleet_that_is_down_is_rejected_with_503() {
     let mut bench = TestBench::with_pods(1);
-    bench.pod(0).vitals().set_health(Health::Down);
+    bench.pod(0).state().set_health(Health::Down);
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
     match bench.decide(&profile, TestBench::request(&[])) {
         Outcome::Reject(rejection) => assert_eq!(rejection.status, 503),
@@ -155,10 +155,10 @@ fn a_fleet_that_is_down_is_rejected_with_503() {
 fn a_fleet_that_backs_off_is_rejected_with_429_and_the_shortest_remaining_backoff() {
     let mut bench = TestBench::with_pods(3);
     bench.now = Duration::from_secs(5);
-    bench.pod(0).vitals().set_health(Health::Down);
+    bench.pod(0).state().set_health(Health::Down);
     for (at, until) in [(1, 15), (2, 12)] {
-        bench.pod(at).vitals().set_rest(Duration::from_secs(until));
-        bench.pod(at).vitals().set_breaker(BreakerState::Resting);
+        bench.pod(at).state().set_rest(Duration::from_secs(until));
+        bench.pod(at).state().set_breaker(BreakerState::Resting);
     }
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
     match bench.decide(&profile, TestBench::request(&[])) {

@@ -56,7 +56,7 @@ impl Prepare for TokenizePrompt {
         };
         match tokenizer.tokenize(request, tokens) {
             Err(TokenizeError::NotRendered(_) | TokenizeError::NoTemplate)
-                if request.is_converted =>
+                if request.is_converted_to_chat =>
             {
                 // The engine may render the converted chat in another way; without tokens no prefix
                 // is looked up.

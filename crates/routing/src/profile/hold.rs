@@ -103,7 +103,7 @@ pub(super) fn holding(
     HoldPolicy {
         unless,
         shares,
-        patience: settings.or("deadline", Duration::from_secs(30)),
+        max_wait: settings.or("deadline", Duration::from_secs(30)),
         rules: QueueRules {
             capacity: settings.or("capacity", defaults.capacity),
             order,

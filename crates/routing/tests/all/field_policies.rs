@@ -88,14 +88,14 @@ impl Case {
             .map(|(at, load)| {
                 let id = index.add_pod().unwrap();
                 let pod = FleetPod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
-                let pending = load.pending.iter().map(|n| Reservation::new(pod.vitals(), *n, *n));
+                let pending = load.pending.iter().map(|n| Reservation::new(pod.state(), *n, *n));
                 reserved.extend(pending);
                 reserved.extend(load.decoding.iter().map(|tokens| {
-                    let mut reservation = Reservation::new(pod.vitals(), *tokens, *tokens);
+                    let mut reservation = Reservation::new(pod.state(), *tokens, *tokens);
                     reservation.first_token();
                     reservation
                 }));
-                pod.vitals().report(load.waiting, load.kv_usage);
+                pod.state().report(load.waiting, load.kv_usage);
                 store(&index, &models, &pod, load.held_blocks);
                 pod
             })

@@ -107,7 +107,7 @@ fn every_shipped_profile_checks_runs_and_prints_itself() {
             assert!(plan.steps.iter().any(|step| step.pod.is_some()), "{name}: {plan:?}");
         }
         for pod in cluster.built.fleet.pods() {
-            assert_eq!(pod.vitals().requests(), 0, "{name}: reservations are released");
+            assert_eq!(pod.state().requests(), 0, "{name}: reservations are released");
         }
         let printed = cluster.profile.printed();
         let again = Profile::check(name, &printed, &ProfileEnv::default())
@@ -153,7 +153,7 @@ fn least_load_spreads_requests_in_flight_evenly() {
     let mut cluster = Cluster::new("least-load", FLEET);
     let plans: Vec<_> = (0..12).map(|seed| cluster.send(request(seed))).collect();
     for pod in cluster.built.fleet.pods() {
-        assert_eq!(pod.vitals().requests(), 2);
+        assert_eq!(pod.state().requests(), 2);
     }
     drop(plans);
 }
@@ -168,7 +168,7 @@ fn consistent_hash_keeps_a_user_on_a_pod_within_the_limit_and_moves_only_users_o
     let mut cluster = Cluster::new("consistent-hash", FLEET);
     let before: Vec<_> = (0..60).map(|name| cluster.chosen(user(name))).collect();
     assert_eq!(before, (0..60).map(|name| cluster.chosen(user(name))).collect::<Vec<_>>());
-    cluster.built.fleet.pods()[3].vitals().set_health(Health::Down);
+    cluster.built.fleet.pods()[3].state().set_health(Health::Down);
     for (name, pod) in (0..60).zip(&before) {
         let now = cluster.chosen(user(name));
         assert!(now == *pod || pod == "p3", "user {name} moved from {pod} to {now}");
@@ -177,7 +177,7 @@ fn consistent_hash_keeps_a_user_on_a_pod_within_the_limit_and_moves_only_users_o
     // more.
     let plans: Vec<_> = (0..5 * 64).map(|_| cluster.send(user(0))).collect();
     let pods = cluster.built.fleet.pods().iter();
-    let requests: Vec<_> = pods.map(|pod| pod.vitals().requests()).collect();
+    let requests: Vec<_> = pods.map(|pod| pod.state().requests()).collect();
     assert_eq!(requests, [64, 64, 64, 0, 64, 64], "the limit also holds for one user");
     drop(plans);
 }

@@ -102,7 +102,7 @@ impl Router {
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
         for (pod, factor) in settings.known_slow {
-            fleet.pods()[*pod].vitals().tell_pace(*factor);
+            fleet.pods()[*pod].state().tell_pace(*factor);
         }
         let choice = ModelChoice { base: MODEL.into(), lora: None };
         Ok(Self {
@@ -222,7 +222,7 @@ impl Router {
     /// Marks a pod as down and removes it from the index.
     pub(super) fn remove_pod(&mut self, pod: usize) {
         let pod = &self.fleet.pods()[pod];
-        pod.vitals().set_health(Health::Down);
+        pod.state().set_health(Health::Down);
         self.index.remove_pod(pod.id());
     }
 
@@ -235,16 +235,16 @@ impl Router {
 
     /// Records an engine's metrics and that its event stream is alive.
     pub(super) fn report(&self, now: Duration, pod: usize, waiting: usize, kv_usage: f64) {
-        let vitals = self.fleet.pods()[pod].vitals();
-        vitals.report(u32::try_from(waiting).unwrap_or(u32::MAX), kv_usage);
-        vitals.heard_at(now);
+        let pod_state = self.fleet.pods()[pod].state();
+        pod_state.report(u32::try_from(waiting).unwrap_or(u32::MAX), kv_usage);
+        pod_state.heard_at(now);
     }
 
     /// Does what a live router does every second: idle engines stay alive, speculative inserts
     /// expire.
     pub(super) fn tick(&mut self, now: Duration) {
         for pod in self.fleet.pods() {
-            pod.vitals().heard_at(now);
+            pod.state().heard_at(now);
         }
         self.writer.expire(now);
     }
@@ -288,8 +288,8 @@ impl Router {
         self.sequences[number] += 1;
         // The index refuses events of a removed pod.
         let applied = self.writer.apply(pod.id(), Some(sequence), &[event]);
-        debug_assert!(applied.is_ok() || pod.vitals().health() == Health::Down, "{applied:?}");
-        pod.vitals().heard_at(now);
+        debug_assert!(applied.is_ok() || pod.state().health() == Health::Down, "{applied:?}");
+        pod.state().heard_at(now);
     }
 }
 

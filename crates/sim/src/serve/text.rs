@@ -12,7 +12,7 @@ use super::clock::unix_seconds;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, TokenizerConfig, WallTime};
-use wornpath_blocks::{Framing, Tokenizer};
+use wornpath_blocks::{SpecialTokens, Tokenizer};
 
 const WORDS: &str = "the of and to in is that for it was on are as with they at be this have from or one \
     had by word but not what all were we when your can said there use an each which she do how their if";
@@ -84,7 +84,7 @@ impl TextModel {
     pub(super) fn prompt(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Self::Model(model) => model.encode(text, Framing::Prompt),
+            Self::Model(model) => model.encode(text, SpecialTokens::Added),
         }
     }
 
@@ -132,7 +132,7 @@ impl TextModel {
 }
 
 impl ServedText {
-    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, String> {
+    fn encode(&self, text: &str, framing: SpecialTokens) -> Result<Vec<u32>, String> {
         let mut tokens = Vec::new();
         self.tokenizer.encode(text, framing, &mut tokens).map_err(|error| error.to_string())?;
         Ok(tokens)
@@ -149,7 +149,7 @@ impl ServedText {
         };
         let rendered = template.render(&conversation).map_err(|error| error.to_string())?;
         match rendered.extent {
-            Extent::Whole => self.encode(&rendered.text, Framing::Bare),
+            Extent::Whole => self.encode(&rendered.text, SpecialTokens::InText),
             Extent::BeforePart => {
                 Err("this engine accepts text only; a message has a part of another type"
                     .to_owned())
@@ -186,7 +186,7 @@ fn plain_chat(messages: &[Value]) -> Result<String, String> {
 fn one_token_words(tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
     let one = |word| {
         let mut tokens = Vec::new();
-        tokenizer.encode(&format!(" {word}"), Framing::Bare, &mut tokens).ok()?;
+        tokenizer.encode(&format!(" {word}"), SpecialTokens::InText, &mut tokens).ok()?;
         <[u32; 1]>::try_from(tokens).ok().map(|[token]| (token, word))
     };
     WORDS.split_whitespace().filter_map(one).collect()

@@ -169,7 +169,7 @@ impl World {
         let stored = CacheEvent::Stored(StoredBlocks {
             tier: Tier::Gpu,
             blocks: &[EngineHash(0xBAD)],
-            content: Content::Native,
+            content: Content::IndexHashes,
             locations: &[],
         });
         self.writer.apply(self.pod.id(), None, &[stored]).unwrap();

@@ -32,7 +32,7 @@ fn settings(pods: usize, models: Vec<ModelSettings>) -> Settings {
     let pod = |number| {
         let mut pod = PodSettings::at(&url(number));
         pod.facts.models = vec!["m".into()];
-        pod.events = Some(EventSource::Elsewhere);
+        pod.events = Some(EventSource::External);
         pod
     };
     Settings {
@@ -98,7 +98,7 @@ fn mismatches(registry: &PodRegistry) -> Vec<Option<String>> {
 #[test]
 fn without_a_configured_size_the_reported_one_is_used() {
     let (registry, _runtime) = start(settings(1, vec![model("m", BlockSize::default())]));
-    assert_eq!(size(&registry), BlockSize::Unasked(tokens(16)));
+    assert_eq!(size(&registry), BlockSize::Unknown(tokens(16)));
     report(&registry, 0, 32);
     assert_eq!(size(&registry), BlockSize::Reported(tokens(32)));
     assert_eq!(mismatches(&registry), [None]);
@@ -235,5 +235,5 @@ fn the_size_of_a_checkpoint_is_restored_unless_another_is_configured() {
     let mut settings = settings(1, models);
     restore(&mut settings, &[record("n", 64), record("m", 32)]);
     let sizes: Vec<_> = settings.models.iter().map(|model| model.block_size).collect();
-    assert_eq!(sizes, [BlockSize::Unasked(tokens(32)), configured, BlockSize::default()]);
+    assert_eq!(sizes, [BlockSize::Unknown(tokens(32)), configured, BlockSize::default()]);
 }

@@ -41,7 +41,7 @@ pub async fn discover_pods(running: Arc<RunningConfig>) {
     let mut must_see = running.ownership().orphan_all();
     loop {
         let config = running.config();
-        let assigned = assign(config.finders(), watchers, &mut created);
+        let assigned = assign(config.discovery(), watchers, &mut created);
         assigned.removed.iter().for_each(|watcher| running.ownership().orphan(watcher.owner()));
         let mut polling = JoinSet::new();
         let (first_poll, mut first_polls) = mpsc::channel::<()>(1);

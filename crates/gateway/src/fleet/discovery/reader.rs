@@ -21,7 +21,7 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Concurrent scrapes.
 const MAX_CONCURRENT: usize = 32;
 
-/// Scrapes every engine and stores its load in the pods' vitals; never returns.
+/// Scrapes every engine and stores its load in the pods' pod_state; never returns.
 pub async fn scrape_engines(running: Arc<RunningConfig>) {
     let mut due: HashMap<String, (Instant, ScrapeBackoff)> = HashMap::new();
     let mut tick = Instant::now();
@@ -37,7 +37,7 @@ pub async fn scrape_engines(running: Arc<RunningConfig>) {
             if *at <= tick && scrapes.len() < MAX_CONCURRENT {
                 let url = url.clone();
                 let entry = entry.clone();
-                let reach = Arc::clone(&running.pods().settings().reach);
+                let reach = Arc::clone(&running.pods().settings().egress_policy);
                 scrapes.spawn(named("engine metrics", async move {
                     (
                         url,
@@ -83,9 +83,9 @@ fn apply_page(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeR
         let reported = page.and_then(|page| scrape::read(page, facts.rank));
         result = match reported {
             Some(reported) => {
-                entry.pod.vitals().report(reported.waiting, reported.kv_usage);
+                entry.pod.state().report(reported.waiting, reported.kv_usage);
                 is_busy |=
-                    reported.waiting + reported.running > 0 || entry.pod.vitals().requests() > 0;
+                    reported.waiting + reported.running > 0 || entry.pod.state().requests() > 0;
                 Scrape::Read
             }
             None => Scrape::Missed,
@@ -104,6 +104,6 @@ fn clear_report(running: &RunningConfig, url: &str) {
     for entry in
         running.pods().snapshot().entries().iter().filter(|entry| entry.settings.url == url)
     {
-        entry.pod.vitals().report(0, 0.0);
+        entry.pod.state().report(0, 0.0);
     }
 }

@@ -24,7 +24,7 @@ fn model(name: &str) -> ModelSettings {
 fn pushed(models: &[&str]) -> PodSettings {
     let mut pod = PodSettings::at(URL);
     pod.facts.models = models.iter().map(|name| (*name).into()).collect();
-    pod.events = Some(EventSource::Elsewhere);
+    pod.events = Some(EventSource::External);
     pod.event_sources = vec!["push".into()];
     pod
 }
@@ -92,22 +92,22 @@ fn a_new_entry_at_the_same_address_keeps_health_and_load() {
     let (registry, _runtime) = start(settings(pushed(&[])));
     registry.set_models(URL, &Arc::from([json!({"id": "m"})]));
     let before = entry(&registry);
-    before.pod.vitals().set_health(Health::Up);
+    before.pod.state().set_health(Health::Up);
     let zmq = EventSource::ZeroMq("zmq://127.0.0.1:1".parse().unwrap());
     registry.apply(settings(PodSettings { events: Some(zmq), ..pushed(&[]) })).unwrap();
     let after = entry(&registry);
     assert_ne!(after.pod.id(), before.pod.id());
-    assert!(Arc::ptr_eq(after.pod.vitals(), before.pod.vitals()));
+    assert!(Arc::ptr_eq(after.pod.state(), before.pod.state()));
     assert!(Arc::ptr_eq(&after.endpoint, &before.endpoint));
-    assert_eq!(after.pod.vitals().health(), Health::Up);
+    assert_eq!(after.pod.state().health(), Health::Up);
     assert_eq!(after.pod.facts().models[0], *"m", "as it reported before");
-    assert_eq!(after.pod.vitals().trust(), EventTrust::Unsure);
+    assert_eq!(after.pod.state().trust(), EventTrust::Unsure);
 
     let mut moved = PodSettings { url: "http://127.0.0.1:2".into(), ..pushed(&[]) };
     moved.facts.name = after.pod.facts().name.clone();
     registry.apply(settings(moved)).unwrap();
     assert_eq!(
-        entry(&registry).pod.vitals().health(),
+        entry(&registry).pod.state().health(),
         Health::Down,
         "another engine under the same name"
     );

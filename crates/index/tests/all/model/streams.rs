@@ -325,7 +325,7 @@ impl Lists {
                 tier: *tier,
                 blocks: &self.blocks,
                 content: if *named {
-                    Content::Named
+                    Content::KnownAliases
                 } else {
                     Content::Chained { parent: self.parent, contents: &self.contents }
                 },

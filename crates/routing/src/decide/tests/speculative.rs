@@ -37,7 +37,7 @@ fn a_plan_says_that_what_it_found_is_speculative_until_events_confirm_it() {
     let CacheHint { tokens: real, speculative, .. } = found(&mut bench);
     assert_eq!((real, speculative), (16, None));
 
-    bench.pod(0).vitals().set_trust(EventTrust::Guessed);
+    bench.pod(0).state().set_trust(EventTrust::Guessed);
     let other = [&prompt(2, 4)[..], &[1]].concat();
     bench.plan(&profile, TestBench::request(&other));
     let plan = bench.plan(&profile, TestBench::request(&other));

@@ -21,7 +21,7 @@ fn harness() -> Harness {
         .holding(0, 4);
     harness.request.output_tokens = Some(9);
     harness.request.tenant = Some("acme".into());
-    harness.vitals(0).report(3, 0.25);
+    harness.pod_state(0).report(3, 0.25);
     harness
 }
 
@@ -33,8 +33,8 @@ fn costs(harness: &Harness, expression: &str) -> Vec<f64> {
 #[test]
 fn fields_of_the_pod_the_request_and_the_fleet_have_their_values() {
     let harness = harness();
-    let mut reserved = Reservation::new(harness.vitals(0), 30, 20);
-    let _pending = Reservation::new(harness.vitals(0), 7, 7);
+    let mut reserved = Reservation::new(harness.pod_state(0), 30, 20);
+    let _pending = Reservation::new(harness.pod_state(0), 7, 7);
     reserved.first_token();
     let cases = [
         ("pod.requests", [2.0, 0.0]),
@@ -135,7 +135,7 @@ fn an_expression_that_does_not_compile_is_refused_with_line_and_column() {
 #[test]
 fn an_infinite_cost_with_weight_zero_does_not_count() {
     let mut bench = crate::testing::TestBench::with_pods(2);
-    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let _load = Reservation::new(bench.pod(0).state(), 1, 1);
     let profile = bench.profile(
         "score:\n  - expression: {cost: '1.0 / double(pod.requests)', weight: 0}\n  \
          - expression: {cost: 'pod.requests'}\npick: max_score\n",

@@ -54,7 +54,7 @@ pub enum EventTrust {
 /// A pod's figures. Shared by the fleets it is in.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct Vitals {
+pub struct PodState {
     requests: AtomicU32,
     decoding: AtomicU32,
     prefill_tokens: AtomicU64,
@@ -87,9 +87,9 @@ pub struct Vitals {
 }
 
 /// Three lines for every pod, of which a decision reads what its plugins ask for.
-const _: () = assert!(size_of::<Vitals>() <= 192);
+const _: () = assert!(size_of::<PodState>() <= 192);
 
-impl Vitals {
+impl PodState {
     /// Requests sent and not finished.
     #[inline]
     #[must_use]
@@ -263,7 +263,7 @@ impl Vitals {
     /// stream.
     #[inline]
     #[must_use]
-    pub fn believed(&self, blocks: u32) -> u32 {
+    pub fn fresh_part(&self, blocks: u32) -> u32 {
         match self.faded.load(Relaxed) {
             0 => blocks,
             faded => (u64::from(blocks) * u64::from(u8::MAX - faded) / u64::from(u8::MAX)) as u32,
