@@ -46,9 +46,9 @@ pub(crate) fn add(call: &AdminCall<'_>) -> AdminResult {
     })?;
     let [pod] =
         <[_; 1]>::try_from(pods).map_err(|_| AdminError::new(422, "the body must be one pod"))?;
-    let names: Vec<_> = pod.settings().iter().map(|pod| pod.facts.name.to_string()).collect();
+    let names: Vec<_> = pod.per_rank().iter().map(|pod| pod.facts.name.to_string()).collect();
     if names.iter().any(|name| running.pods().snapshot().named(name).is_some()) {
-        let message = format!("pod `{}` already exists; remove it first", pod.name);
+        let message = format!("pod `{}` already exists; remove it first", pod.name());
         return Err(AdminError::new(409, message));
     }
     // A listed or discovered pod that an operator removed gives up its name and address.
@@ -96,7 +96,7 @@ pub(crate) fn resume(call: &AdminCall<'_>) -> AdminResult {
 fn for_each_rank(call: &AdminCall<'_>, action: impl Fn(&str) -> bool) -> Result<(), AdminError> {
     let mut was_found = action(call.name);
     if let Some(pod) = call.admin.running.ownership().get(call.name).filter(|_| !was_found) {
-        for rank in pod.config.settings() {
+        for rank in pod.config.per_rank() {
             was_found |= action(rank.facts.name.as_str());
         }
     }
@@ -142,7 +142,7 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
     let approximate = running.pods().approximate_size(entry.pod.id());
     json!({
         "name": facts.name.as_str(),
-        "url": entry.settings.url,
+        "url": entry.config.url(),
         "rank": facts.rank,
         "models": names(&facts.models),
         "loras": names(&facts.loras),

@@ -12,7 +12,7 @@ use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DebugHeaders, EventSource,
-    ModelSettings, PodSettings, Settings,
+    ModelSettings, PodConfig, Settings,
 };
 use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::{ServeError, serve};
@@ -155,7 +155,7 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
 }
 
 /// Adds the pods of the command line after those of the file.
-fn add_pods(arguments: &ServeArguments, pods: &mut Vec<PodSettings>) -> anyhow::Result<()> {
+fn add_pods(arguments: &ServeArguments, pods: &mut Vec<PodConfig>) -> anyhow::Result<()> {
     let listed = pods.len();
     for (urls, option, role) in [
         (&arguments.pods, "--pod", Role::SERVE),
@@ -164,9 +164,9 @@ fn add_pods(arguments: &ServeArguments, pods: &mut Vec<PodSettings>) -> anyhow::
     ] {
         for url in urls {
             let key_file = arguments.pod_key_file.clone();
-            let new = PodSettings { key_file, ..pod(option, url, role)? };
-            if let Some(known) = pods[..listed].iter().find(|pod| pod.url == new.url) {
-                let url = &new.url;
+            let new = PodConfig { key_file, ..pod(option, url, role)? };
+            if let Some(known) = pods[..listed].iter().find(|pod| pod.url() == new.url()) {
+                let url = new.url();
                 let name = &known.facts.name;
                 bail!("{option} {url}: the file already lists it as `{name}`; remove one of them");
             }
@@ -263,27 +263,27 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
 }
 
 /// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.
-fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodSettings> {
+fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodConfig> {
     let whole = written.split(",events=").next().unwrap_or(written);
     // Before any part is shown in an error: a password may contain a comma.
     if whole.contains('@') {
         address::check(option, whole)?;
     }
     let (url, events) = match written.split_once(',') {
-        None => (written, None),
+        None => (written, Vec::new()),
         Some((url, rest)) => {
             let address = rest.strip_prefix("events=").with_context(|| {
                 format!("{option} {url}: unknown suffix `{rest}`; write events=zmq://host:port?replay=port or events=auto")
             })?;
             let source = match address {
                 "auto" => EventSource::ReportedByEngine,
-                address => EventSource::ZeroMq(address.parse()?),
+                address => EventSource::Zmq(address.parse()?),
             };
-            (url, Some(source))
+            (url, vec![source])
         }
     };
     address::check(option, url)?;
-    let mut pod = PodSettings { events, ..PodSettings::at(url) };
+    let mut pod = PodConfig { events, ..PodConfig::new(url) };
     pod.facts.roles = vec![Role::named(role)];
     Ok(pod)
 }

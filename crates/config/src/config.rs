@@ -12,11 +12,12 @@ use wornpath_yaml::{
 
 use crate::diagnostics::Diagnostics;
 use crate::env::{Environment, RelativePaths};
+use crate::pod::PodConfig;
 use crate::section::Section;
 use crate::sections::discovery::DiscoveryConfig;
 use crate::sections::listen::{Listen, ListenerGuard};
 use crate::sections::models::ModelConfig;
-use crate::sections::pods::{PodConfig, PodScope};
+use crate::sections::pods::PodScope;
 use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
@@ -382,7 +383,7 @@ fn known_roles(
     listen: &Listen,
 ) -> Option<Vec<Role>> {
     let is_fixed = discovery.is_empty() && listen.admin.is_none() && !pods.is_empty();
-    is_fixed.then(|| pods.iter().flat_map(|pod| pod.roles.iter().cloned()).collect())
+    is_fixed.then(|| pods.iter().flat_map(|pod| pod.facts.roles.iter().cloned()).collect())
 }
 
 fn refuse(

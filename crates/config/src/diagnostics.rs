@@ -6,8 +6,8 @@ use std::time::Duration;
 use wornpath_yaml::{Problem, ProblemKind, Problems, Span, nearest};
 
 use crate::env::Environment;
+use crate::secret::KeyDigest;
 use crate::section::{Section, refused};
-use crate::settings::KeyDigest;
 
 /// How to write a digest.
 pub(crate) const DIGEST_CURE: &str =

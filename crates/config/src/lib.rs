@@ -16,6 +16,7 @@ mod builtin;
 mod config;
 mod diagnostics;
 mod env;
+mod pod;
 mod reference;
 mod resolve;
 mod secret;
@@ -30,18 +31,18 @@ pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use env::{Environment, RelativePaths};
+pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
-pub use secret::{DigestError, KeyError, authorization};
+pub use secret::{DigestError, KeyDigest, KeyError, authorization};
 pub use sections::discovery::DiscoveryConfig;
 pub use sections::listen::{Listen, ListenerGuard};
 pub use sections::models::{ModelConfig, TokenizerChoice};
-pub use sections::pods::{EngineKind, Events, PodConfig, authority};
 pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
-    EventSource, GatewayLimits, KeyDigest, Listeners, ModelSettings, NamedProfile, OFFLINE,
-    PodSettings, RouteSettings, Settings, TelemetrySettings, TenantSettings,
+    GatewayLimits, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings, Settings,
+    TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

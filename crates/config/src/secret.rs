@@ -7,7 +7,15 @@ use std::str::FromStr;
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
-use crate::settings::KeyDigest;
+/// SHA-256 of a key. Callers' keys are compared by digest, so that none is kept in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeyDigest(pub [u8; 32]);
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyDigest(..)")
+    }
+}
 
 /// A text that is not a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

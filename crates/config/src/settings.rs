@@ -1,6 +1,8 @@
 //! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
+use crate::pod::PodConfig;
+use crate::secret::KeyDigest;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_events::{FeedRules, ZmqAddress};
+use wornpath_events::FeedRules;
 use wornpath_execution::{BreakerRules, BudgetRules, EgressPolicy, Timeouts};
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Name, PodFacts, Tokenize};
+use wornpath_routing::{Name, Tokenize};
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -28,7 +30,7 @@ pub struct Settings {
     /// Addresses that pods may have, and TLS to pods.
     pub egress_policy: Arc<EgressPolicy>,
     /// The pods at start.
-    pub pods: Vec<PodSettings>,
+    pub pods: Vec<PodConfig>,
     /// Models with a tokenizer, a block size or aliases.
     pub models: Vec<ModelSettings>,
     /// The profiles; the first one is for requests that match no route.
@@ -135,56 +137,6 @@ pub struct Listeners {
     pub events: Option<ListenerTls>,
 }
 
-/// One engine process, or one rank of it.
-#[derive(Clone, PartialEq, Debug)]
-pub struct PodSettings {
-    /// Its address.
-    pub url: String,
-    /// Its identity and properties. Without models, the engine is queried for them.
-    pub facts: PodFacts,
-    /// How its cache events arrive.
-    pub events: Option<EventSource>,
-    /// The sources in `event_sources` among them, by name.
-    pub event_sources: Vec<String>,
-    /// URL of its metrics, if not `/metrics` at its address.
-    pub metrics: Option<String>,
-    /// Bootstrap port for KV transfer.
-    pub bootstrap_port: u16,
-    /// A file with its API key, if it requires one.
-    pub key_file: Option<PathBuf>,
-}
-
-impl PodSettings {
-    /// A pod with an address and defaults.
-    #[must_use]
-    pub fn at(url: &str) -> Self {
-        let url = url.trim_end_matches('/');
-        let name = url.split("://").last().unwrap_or(url);
-        let facts =
-            PodFacts { models: Vec::new(), endpoint: url.into(), ..PodFacts::serving(name, "") };
-        Self {
-            url: url.to_owned(),
-            facts,
-            events: None,
-            event_sources: Vec::new(),
-            metrics: None,
-            bootstrap_port: 8998,
-            key_file: None,
-        }
-    }
-}
-
-/// How a pod's cache events arrive.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum EventSource {
-    /// The engine publishes them.
-    ZeroMq(ZmqAddress),
-    /// The engine publishes them, and reports the address at `/kv_event_sources`.
-    ReportedByEngine,
-    /// A sidecar pushes them, or a broker delivers them.
-    External,
-}
-
 /// A model with a tokenizer, a block size or aliases.
 #[derive(Clone)]
 pub struct ModelSettings {
@@ -277,16 +229,6 @@ pub struct RouteSettings {
     pub tenant: Option<Name>,
     /// The profile's name.
     pub profile: String,
-}
-
-/// SHA-256 of a key. Callers' keys are compared by digest, so that none is kept in memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct KeyDigest(pub [u8; 32]);
-
-impl fmt::Debug for KeyDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyDigest(..)")
-    }
 }
 
 /// A tenant.

@@ -97,7 +97,7 @@ fn a_minimal_configuration_has_every_default_of_the_settings() {
     assert_eq!(settings.retries, default.retries);
     assert_eq!(settings.drain, default.drain);
     assert_eq!((settings.client, settings.admin), (default.client, None));
-    assert_eq!(settings.pods, [wornpath_config::PodSettings::at("http://127.0.0.1:8000")]);
+    assert_eq!(settings.pods, [wornpath_config::PodConfig::new("http://127.0.0.1:8000")]);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_pod_file_is_checked_by_the_rules_of_the_configuration() {
     let text = "models: [{name: m}]\ndiscovery: [{file: pods.yaml}]\n";
     let config = Config::check("w.yaml", text, &RelativePaths::new(Path::new(""))).unwrap();
     let pods = config.check_pods("pods.yaml", "pods: [{url: \"http://a:1\", model: m}]\n").unwrap();
-    assert_eq!(pods[0].name, "a:1");
+    assert_eq!(pods[0].name(), "a:1");
     assert_eq!(config.check_pods("pods.yaml", "pods: []\n").unwrap(), []);
     let wrong = "pods: [{url: \"http://a:1\", model: n}]\nlisten: {}\n";
     let refused = config.check_pods("pods.yaml", wrong).unwrap_err().to_string();

@@ -65,7 +65,7 @@ impl BatchPods {
         let endpoint =
             |url: &String| Endpoint::new(url, rules, 1)?.with_egress_policy(&policy).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, timeouts, authorization, read_load: read_load })
+        Ok(Self { endpoints, timeouts, authorization, read_load })
     }
 
     async fn call(

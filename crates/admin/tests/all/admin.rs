@@ -178,7 +178,7 @@ fn pods_are_listed_added_drained_and_removed() {
         assert!(shown.starts_with(cure), "{refused}");
     }
 
-    let other = wornpath_config::PodSettings::at("http://127.0.0.1:8");
+    let other = wornpath_config::PodConfig::new("http://127.0.0.1:8");
     server.gateway.pods().add_pod(other).unwrap();
     let same = r#"{"url": "http://127.0.0.1:9", "name": "127.0.0.1:8"}"#;
     assert_eq!(server.ask("POST", "/pods", same).0, 409, "the name is in use");

@@ -47,7 +47,7 @@ fn ports(server: &TestServer) -> Vec<String> {
     let mut pods: Vec<_> = snapshot
         .entries()
         .iter()
-        .map(|entry| format!("{}@{}", entry.pod.facts().name, port(&entry.settings.url)))
+        .map(|entry| format!("{}@{}", entry.pod.facts().name, port(entry.config.url())))
         .collect();
     pods.sort();
     pods
@@ -203,7 +203,7 @@ fn every_address_of_a_dns_name_is_a_pod() {
     server.until("localhost is a pod", |server| server.pods().contains(&"127.0.0.1:7".to_owned()));
     let snapshot = server.gateway.snapshot();
     let pod = snapshot.named("127.0.0.1:7").unwrap();
-    assert_eq!(pod.settings.url, "http://127.0.0.1:7");
+    assert_eq!(pod.config.url(), "http://127.0.0.1:7");
     assert_eq!(pod.pod.facts().label(&"from".into()), Some(&"dns".into()));
 }
 

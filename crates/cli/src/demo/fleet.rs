@@ -9,7 +9,7 @@ use anyhow::Context;
 use wornpath_config::builtin_profile;
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, DebugHeaders, Drain, EventSource, ModelSettings,
-    NamedProfile, PodSettings, Settings,
+    NamedProfile, PodConfig, Settings,
 };
 use wornpath_events::ZmqAddress;
 use wornpath_routing::{ByteTokenizer, Role};
@@ -101,19 +101,19 @@ fn name(number: usize) -> String {
 }
 
 /// Every pod serves whole requests; in plans of two steps, the first pod prefills for the others.
-fn pod(number: usize, addresses: Addresses) -> PodSettings {
-    let mut pod = PodSettings::at(&format!("http://{}", addresses.http));
+fn pod(number: usize, addresses: Addresses) -> PodConfig {
+    let mut pod = PodConfig::new(&format!("http://{}", addresses.http));
     pod.facts.name = name(number).as_str().into();
     let second = if number == 0 { Role::PREFILL } else { Role::DECODE };
     pod.facts.roles = vec![Role::named(Role::SERVE), Role::named(second)];
     pod.facts.models = vec![ENGINE.into()];
     pod.facts.engine = Some(ENGINE.into());
     pod.facts.kv_tokens = Some(KV_TOKENS as u64);
-    pod.events = Some(EventSource::ZeroMq(ZmqAddress {
+    pod.events = vec![EventSource::Zmq(ZmqAddress {
         publisher: addresses.events.to_string(),
         replay: Some(addresses.replay.to_string()),
         topic: String::new(),
-    }));
+    })];
     pod
 }
 

@@ -105,12 +105,12 @@ const ROWS: &[Row] = &[
 ];
 
 fn pods(settings: &Settings) -> String {
-    let pod = |pod: &PodSettings| format!("{} {}", pod.url, pod.facts.roles[0]);
+    let pod = |pod: &PodConfig| format!("{} {}", pod.url(), pod.facts.roles[0]);
     listed(settings.pods.iter().map(pod))
 }
 
 fn key_files(settings: &Settings) -> String {
-    let name = |pod: &PodSettings| {
+    let name = |pod: &PodConfig| {
         let file = pod.key_file.as_ref().and_then(|file| file.file_name());
         file.map(|file| file.to_string_lossy().into_owned())
     };

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Takes};
 
-use super::pods::PodConfig;
 use super::pods::{FACTS, PodScope, facts};
 use crate::diagnostics::Diagnostics;
+use crate::pod::PodConfig;
 use crate::section::{Section, maps};
 
 /// A discovery source.

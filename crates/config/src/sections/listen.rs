@@ -6,8 +6,8 @@ use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Span, T
 
 use super::tls;
 use crate::diagnostics::{DIGEST_CURE, Diagnostics};
+use crate::secret::KeyDigest;
 use crate::section::{Section, refused};
-use crate::settings::KeyDigest;
 use crate::tls::ListenerTls;
 
 /// The listeners.

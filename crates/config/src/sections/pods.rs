@@ -1,134 +1,20 @@
 //! `pods`: in the configuration itself, and in a watched file of the same format.
 
-use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use wornpath_events::ZmqAddress;
 use wornpath_execution::{
     AddressRange, BreakerRules, EgressPolicy, Endpoint, EndpointError, RangeError,
 };
-use wornpath_routing::Role;
+use wornpath_routing::{Name, PodFacts, Role, Topology};
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes, Yaml};
 
 use super::models::ModelConfig;
 use super::sources::{EventSourceConfig, Semantics};
 use crate::diagnostics::Diagnostics;
+use crate::pod::{EngineKind, EventSource, PodConfig, authority};
 use crate::secret::authorization;
 use crate::section::{Section, maps, refused};
-use crate::settings::KeyDigest;
-
-/// An engine's address and its properties.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct PodConfig {
-    /// Its display name.
-    pub name: String,
-    /// Its base URL, `http://host:port`, without a trailing slash.
-    pub url: String,
-    /// The models it serves; empty to query the engine.
-    pub models: Vec<String>,
-    /// Its roles in a plan.
-    pub roles: Vec<Role>,
-    /// Adapters that it can serve.
-    pub loras: Vec<String>,
-    /// Its labels.
-    pub labels: Vec<(String, String)>,
-    /// Data-parallel ranks behind the address.
-    pub ranks: u32,
-    /// The sources of its cache events; empty to approximate its cache content.
-    pub events: Vec<Events>,
-    /// The digest of its sidecar's token, if it has a token of its own.
-    pub event_token: Option<KeyDigest>,
-    /// The engine software.
-    pub engine: EngineKind,
-    /// Its fitted speed model.
-    pub speed: Option<String>,
-    /// Context length: prompt plus output, in tokens.
-    pub context_tokens: Option<u32>,
-    /// How many tokens its KV cache holds.
-    pub kv_tokens: Option<u64>,
-    /// Its topology: host, rack, zone, region.
-    pub topology: [Option<String>; 4],
-    /// The URL of its metrics; by default `/metrics` at its address.
-    pub metrics: Option<String>,
-    /// The bootstrap port for KV transfer, if not the default.
-    pub bootstrap_port: Option<u16>,
-    /// A file with its API key.
-    pub key_file: Option<PathBuf>,
-}
-
-/// A source of a pod's cache events.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Events {
-    /// The engine publishes them at this address.
-    Zmq(ZmqAddress),
-    /// The engine publishes them, and reports the address at `/kv_event_sources`.
-    ReportedByEngine,
-    /// An entry of `event_sources`, by name.
-    Source(String),
-}
-
-impl PodConfig {
-    /// This pod with a name and an address; `{host}` in its event addresses becomes the pod's host.
-    #[must_use]
-    pub fn at(mut self, name: String, url: String) -> Self {
-        let authority = authority(&url).unwrap_or_default();
-        let host = match authority.rsplit_once(':') {
-            Some((host, port)) if !port.ends_with(']') => host,
-            _ => authority,
-        };
-        for events in &mut self.events {
-            if let Events::Zmq(address) = events {
-                address.publisher = address.publisher.replace("{host}", host);
-                address.replay =
-                    address.replay.as_ref().map(|replay| replay.replace("{host}", host));
-            }
-        }
-        Self { name, url, ..self }
-    }
-}
-
-/// Engine software.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum EngineKind {
-    /// vLLM.
-    Vllm,
-    /// SGLang.
-    Sglang,
-    /// TensorRT-LLM.
-    TrtLlm,
-    /// Modular MAX.
-    Max,
-    /// Any OpenAI-compatible server.
-    #[default]
-    OpenAi,
-}
-
-impl EngineKind {
-    const WORDS: &[&'static str] = &["vllm", "sglang", "trtllm", "max", "openai"];
-
-    /// Its name in a configuration.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        Self::WORDS[self as usize]
-    }
-
-    /// Whether it separates blocks by `cache_salt` and reports the salt in its events; only vLLM
-    /// does both.
-    #[must_use]
-    pub const fn knows_salt(self) -> bool {
-        matches!(self, Self::Vllm)
-    }
-
-    fn of_word(word: &str) -> Self {
-        match word {
-            "vllm" => Self::Vllm,
-            "sglang" => Self::Sglang,
-            "trtllm" => Self::TrtLlm,
-            "max" => Self::Max,
-            _ => Self::OpenAi,
-        }
-    }
-}
 
 #[rustfmt::skip]
 pub(crate) const ADDRESS: &[Parameter] = &[
@@ -210,12 +96,12 @@ pub(crate) fn pods(
         let section =
             Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut diagnostics.problems);
         let Some(pod) = pod(&section, scope, diagnostics) else { continue };
-        let is_known = urls.iter().any(|(url, _)| *url == pod.url);
-        diagnostics.check_unique(&mut urls, "address", &pod.url, section.at("url"));
+        let is_known = urls.iter().any(|(url, _)| *url == pod.url());
+        diagnostics.check_unique(&mut urls, "address", pod.url(), section.at("url"));
         let named_by = if section.node("name").is_some() { "name" } else { "url" };
         // A default name is derived from the address: a duplicate address is reported once.
         if named_by == "name" || !is_known {
-            diagnostics.check_unique(&mut names, "pod", &pod.name, section.at(named_by));
+            diagnostics.check_unique(&mut names, "pod", pod.name(), section.at(named_by));
         }
         pods.push((pod, section.at(named_by)));
     }
@@ -226,13 +112,13 @@ pub(crate) fn pods(
 /// Reports names that equal a rank of another pod: `r/0`, where `r` has ranks.
 fn check_rank_names(pods: &[(PodConfig, Span)], diagnostics: &mut Diagnostics) {
     for (pod, span) in pods {
-        let Some((base, number)) = pod.name.rsplit_once('/') else { continue };
+        let Some((base, number)) = pod.name().rsplit_once('/') else { continue };
         let is_of = |other: &PodConfig| {
             let is_number = |rank: u32| rank < other.ranks && rank.to_string() == number;
-            other.name == base && other.ranks > 1 && number.parse().is_ok_and(is_number)
+            other.name() == base && other.ranks > 1 && number.parse().is_ok_and(is_number)
         };
         let Some((other, first)) = pods.iter().find(|(other, _)| is_of(other)) else { continue };
-        let name = &pod.name;
+        let name = pod.name();
         let ranks = other.ranks;
         diagnostics.problems.push(
             Problem::new(ProblemKind::Twice, *span, format!("duplicate pod `{name}`"))
@@ -267,8 +153,8 @@ fn pod(
     }
     let cure = "give a name, or omit `name` to use host and port";
     diagnostics.check_section_name(section, "pods", cure);
-    let name = section.maybe("name").unwrap_or(host);
-    Some(facts(section, scope, diagnostics).at(name, url))
+    let name: String = section.maybe("name").unwrap_or(host);
+    Some(facts(section, scope, diagnostics).at(&name, &url))
 }
 
 /// Everything but name and address, which discovery adds.
@@ -294,9 +180,12 @@ pub(crate) fn facts(
         ));
     }
     let texts = |key| section.maybe::<Vec<String>>(key).unwrap_or_default();
+    let names = |key| texts(key).into_iter().map(Name::from).collect();
+    let name = |key| section.maybe::<String>(key).map(Name::from);
     let fields: Vec<(String, serde_json::Value)> = section.maybe("labels").unwrap_or_default();
     let label = |(key, value): (String, serde_json::Value)| {
-        (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        (Name::from(key), Name::from(value))
     };
     let events = events(section, scope.sources, diagnostics);
     if !events.is_empty() && scope.models.is_empty() {
@@ -306,26 +195,35 @@ pub(crate) fn facts(
                 .cure("list the model with its `tokenizer` under `models`"),
         );
     }
-    PodConfig {
-        name: String::new(),
-        url: String::new(),
-        models: texts("model"),
+    let plain = PodConfig::default();
+    let facts = PodFacts {
+        models: names("model"),
         roles: texts("role").iter().map(|role| Role::named(role)).collect(),
-        loras: texts("loras"),
+        loras: names("loras"),
         labels: fields.into_iter().map(label).collect(),
+        engine: section.maybe::<&'static str>("speed").map(Name::from),
+        context_tokens: section.maybe("context_tokens"),
+        kv_tokens: section.maybe("kv_tokens"),
+        topology: Topology {
+            host: name("host"),
+            rack: name("rack"),
+            zone: name("zone"),
+            region: name("region"),
+        },
+        ..plain.facts
+    };
+    PodConfig {
+        facts,
         ranks: section.or("ranks", 1),
         events,
         event_token: diagnostics.digest(section, "event_token_digest"),
         engine,
-        speed: section.maybe::<&'static str>("speed").map(str::to_owned),
-        context_tokens: section.maybe("context_tokens"),
-        kv_tokens: section.maybe("kv_tokens"),
-        topology: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
         metrics: metrics(section, diagnostics),
         key_file: key_file(section, diagnostics),
         bootstrap_port: section
             .maybe::<u32>("bootstrap_port")
-            .and_then(|port| u16::try_from(port).ok()),
+            .and_then(|port| u16::try_from(port).ok())
+            .unwrap_or(plain.bootstrap_port),
     }
 }
 
@@ -366,19 +264,19 @@ fn events(
     section: &Section<'_>,
     sources: &[EventSourceConfig],
     diagnostics: &mut Diagnostics,
-) -> Vec<Events> {
+) -> Vec<EventSource> {
     let mut events = Vec::new();
     let mut counted: Option<(String, Span)> = None;
     let mut set: Option<(String, Span)> = None;
     for (text, span) in section.texts("events") {
         let semantics = if text == "auto" {
-            events.push(Events::ReportedByEngine);
+            events.push(EventSource::ReportedByEngine);
             Semantics::Sequenced
         } else if text.contains("://") {
             match text.parse::<ZmqAddress>() {
                 Ok(address) => {
                     check_last_port(section, &address, span, diagnostics);
-                    events.push(Events::Zmq(address));
+                    events.push(EventSource::Zmq(address));
                 }
                 Err(error) => {
                     let problem = refused("pods", "events", &text, span, &error.problem);
@@ -393,7 +291,7 @@ fn events(
             if !diagnostics.check_known("event source", &text, span, known) {
                 continue;
             }
-            events.push(Events::Source(text.clone()));
+            events.push(EventSource::Source(text.clone()));
             sources
                 .iter()
                 .find(|source| source.name == text)
@@ -434,67 +332,4 @@ fn check_last_port(
 
 fn check_egress(url: &str, egress: &EgressPolicy) -> Result<(), EndpointError> {
     Endpoint::new(url, BreakerRules::default(), 1)?.check_egress(egress)
-}
-
-/// Host and port of an `http` or `https` address.
-///
-/// # Errors
-/// The rule that it breaks: a user or a password, a query, no host, an invalid port.
-pub fn authority(url: &str) -> Result<&str, &'static str> {
-    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let rest = rest.ok_or("it does not start with `http://` or `https://`")?;
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(end);
-    if path.contains(['?', '#']) {
-        return Err("it must not have a query");
-    }
-    if authority.contains('@') {
-        return Err("it must not contain a user or a password");
-    }
-    let uri: http::Uri = url.parse().map_err(|_| "it is not a valid URL")?;
-    if uri.host().is_none_or(str::is_empty) {
-        return Err("it has no host");
-    }
-    if authority
-        .rsplit_once(':')
-        .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<NonZeroU16>().is_err())
-    {
-        return Err("its port is not between 1 and 65535");
-    }
-    Ok(authority)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_host_placeholder_in_event_addresses_becomes_the_pods_host() {
-        let template = PodConfig {
-            events: vec![Events::Zmq("zmq://{host}:5557?replay=5600".parse().unwrap())],
-            ..PodConfig::default()
-        };
-        let pod = template.at("a".into(), "http://[::1]:8000".into());
-        let expected = "zmq://[::1]:5557?replay=[::1]:5600".parse().unwrap();
-        assert_eq!(pod.events, [Events::Zmq(expected)]);
-    }
-
-    #[test]
-    fn an_address_is_http_with_a_host_and_without_a_password() {
-        assert_eq!(authority("http://10.0.0.5:8000/v1"), Ok("10.0.0.5:8000"));
-        assert_eq!(authority("http://[::1]:8000"), Ok("[::1]:8000"));
-        assert_eq!(authority("http://[::1]"), Ok("[::1]"));
-        for wrong in [
-            "ftp://a",
-            "a:1",
-            "http://",
-            "http://u:p@a",
-            "http://a?x=1",
-            "http://a:99999",
-            "http://a:0",
-            "http://a b",
-        ] {
-            assert!(authority(wrong).is_err(), "{wrong}");
-        }
-    }
 }

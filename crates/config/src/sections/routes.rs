@@ -4,10 +4,10 @@ use wornpath_routing::{PluginView, Profile, ProfileEnv, Role, Slot, Tokens, With
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes, Yaml};
 
 use super::models::{ModelConfig, TokenizerChoice};
-use super::pods::PodConfig;
 use super::profiles::resolve;
 use crate::builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 use crate::diagnostics::Diagnostics;
+use crate::pod::PodConfig;
 use crate::section::{Section, maps};
 use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
@@ -180,10 +180,10 @@ pub(crate) fn check_events(
     for pod in pods.iter().filter(|pod| pod.events.is_empty()) {
         let is_entry_of_pod = |entry: &&Node| {
             let url = entry.get("url").and_then(Node::text).unwrap_or_default();
-            url.trim_end_matches('/') == pod.url
+            url.trim_end_matches('/') == pod.url()
         };
         let span = entries.iter().find(is_entry_of_pod).map_or(root.span, |entry| entry.span);
-        let pod = &pod.name;
+        let pod = pod.name();
         let profile = &profile.name;
         let message =
             format!("profile `{profile}` requires cache events, but pod `{pod}` has no `events`");

@@ -2,8 +2,8 @@
 
 use wornpath_yaml::{Node, Parameter, Takes};
 
-use super::pods::authority;
 use crate::diagnostics::Diagnostics;
+use crate::pod::authority;
 use crate::section::{Section, refused};
 use crate::settings::TelemetrySettings;
 

@@ -79,7 +79,7 @@ pub fn mismatch(entry: &PodEntry, all: &[PodEntry], settings: &Settings) -> Opti
         engine,
         model: model.name.clone(),
         recommended,
-        has_events: entry.settings.events.is_some(),
+        has_events: !entry.config.events.is_empty(),
     })
 }
 
@@ -126,14 +126,14 @@ impl PodRegistry {
         let mut settings = Settings::clone(&before);
         let mut entries = self.snapshot().entries().to_vec();
         let mut changed: Vec<Name> = Vec::new();
-        for entry in entries.iter_mut().filter(|entry| entry.settings.url == url) {
+        for entry in entries.iter_mut().filter(|entry| entry.config.url() == url) {
             if reported.is_some() && entry.block_size != reported {
                 entry.block_size = reported;
                 changed.push(entry.pod.facts().name.clone());
             }
         }
         set_reported(&mut settings, &entries);
-        for entry in entries.iter().filter(|entry| entry.settings.url == url) {
+        for entry in entries.iter().filter(|entry| entry.config.url() == url) {
             assume_default(&mut settings, entry);
         }
         self.apply_block_sizes(&before, settings, &entries);
@@ -156,7 +156,7 @@ impl PodRegistry {
         let snapshot = self.snapshot();
         let settings = self.settings();
         let is_unasked = |model: &ModelSettings| matches!(model.block_size, BlockSize::Unknown(_));
-        let mut ranks = snapshot.entries().iter().filter(|entry| entry.settings.url == url);
+        let mut ranks = snapshot.entries().iter().filter(|entry| entry.config.url() == url);
         ranks.all(|entry| {
             let is_known = reported.is_none() || entry.block_size == reported;
             is_known && !model_of(entry, &settings).is_some_and(is_unasked)

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use tokio::task::AbortHandle;
 use wornpath_config::authorization;
-use wornpath_config::{EventSource, PodSettings, Settings};
+use wornpath_config::{EventSource, PodConfig, Settings};
 use wornpath_events::{ZeroMq, supervise};
 use wornpath_execution::{Endpoint, EndpointError};
 use wornpath_index::{NoSlot, PodId};
@@ -30,8 +30,8 @@ impl PodRegistry {
     ///
     /// # Errors
     /// If its name is in use, its address is invalid or not allowed, or the index has no slot left.
-    pub fn add_pod(&self, settings: PodSettings) -> Result<(), ApplyError> {
-        self.add_pod_after(settings, &[])
+    pub fn add_pod(&self, config: PodConfig) -> Result<(), ApplyError> {
+        self.add_pod_after(config, &[])
     }
 
     /// Like [`Self::add_pod`]. If one of the `former` entries is the same engine, the pod keeps its
@@ -41,18 +41,18 @@ impl PodRegistry {
     /// As [`Self::add_pod`].
     pub(crate) fn add_pod_after(
         &self,
-        settings: PodSettings,
+        config: PodConfig,
         former: &[PodEntry],
     ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
-        let added = std::slice::from_ref(&settings);
+        let added = std::slice::from_ref(&config);
         check_pods(&entries, added, &self.settings(), &self.routes())?;
         if entries.len() + 1 + self.index().stats().leaving > self.slots {
             self.sweep_leaving();
         }
-        let former = former.iter().find(|entry| is_same_engine(&entry.settings, &settings));
-        self.insert(&mut entries, settings, former)?;
+        let former = former.iter().find(|entry| is_same_engine(&entry.config, &config));
+        self.insert(&mut entries, config, former)?;
         self.publish(entries);
         Ok(())
     }
@@ -106,26 +106,27 @@ impl PodRegistry {
     pub(crate) fn apply_adopting(
         &self,
         mut settings: Settings,
-        adopted: &[PodSettings],
+        adopted: &[PodConfig],
     ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let before = self.settings();
         block_size::carry_over(&before, &mut settings, self.snapshot().entries());
         let routing = RouteTable::check(&settings)?;
-        let is_adopted = |pod: &PodSettings| {
-            adopted.iter().any(|it| it.facts.name == pod.facts.name || it.url == pod.url)
+        let is_adopted = |pod: &PodConfig| {
+            adopted.iter().any(|it| it.facts.name == pod.facts.name || it.url() == pod.url())
         };
         let is_kept = |entry: &PodEntry| {
-            let is_listed = settings.pods.contains(&entry.settings);
-            (is_listed || !before.pods.contains(&entry.settings)) && !is_adopted(&entry.settings)
+            let is_in = |pods: &[PodConfig]| pods.iter().any(|pod| pod.is_same_pod(&entry.config));
+            (is_in(&settings.pods) || !is_in(&before.pods)) && !is_adopted(&entry.config)
         };
         let (mut entries, removed): (Vec<_>, Vec<_>) =
             self.snapshot().entries().iter().cloned().partition(is_kept);
-        let is_new = |pod: &&PodSettings| !before.pods.contains(pod) || is_adopted(pod);
+        let is_known = |pod: &PodConfig| before.pods.iter().any(|known| known.is_same_pod(pod));
+        let is_new = |pod: &&PodConfig| !is_known(pod) || is_adopted(pod);
         let added: Vec<_> = settings.pods.iter().filter(is_new).cloned().collect();
         check_pods(&entries, &added, &settings, &routing)?;
         for entry in &entries {
-            check_event_policy(&entry.settings, &routing)?;
+            check_event_policy(&entry.config, &routing)?;
         }
         for entry in &entries {
             let pod = entry.pod.facts().name.to_string();
@@ -143,12 +144,12 @@ impl PodRegistry {
         for entry in &entries {
             entry.endpoint.set_egress_policy(reach);
             // A new key does not make another pod: the state of its cache stays.
-            reload_key(&entry.endpoint, &entry.settings);
+            reload_key(&entry.endpoint, &entry.config);
             self.bind_model(entry);
         }
         // Pods that are replaced by new entries stay routable in between.
-        let former = |new: &PodSettings| {
-            removed.iter().find(|entry| is_same_engine(&entry.settings, new)).cloned()
+        let former = |new: &PodConfig| {
+            removed.iter().find(|entry| is_same_engine(&entry.config, new)).cloned()
         };
         self.publish(entries.iter().cloned().chain(added.iter().filter_map(former)).collect());
         removed.iter().for_each(|entry| self.release(entry));
@@ -168,8 +169,8 @@ impl PodRegistry {
     pub(crate) fn set_models(&self, url: &str, cards: &Arc<[Value]>) {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
-        for entry in entries.iter_mut().filter(|entry| entry.settings.url == url) {
-            let facts = facts_with(&entry.settings, cards);
+        for entry in entries.iter_mut().filter(|entry| entry.config.url() == url) {
+            let facts = facts_with(&entry.config, cards);
             entry.cards = Arc::clone(cards);
             if facts != *entry.pod.facts() {
                 entry.pod = entry.pod.with_facts(facts);
@@ -192,33 +193,33 @@ impl PodRegistry {
     fn insert(
         &self,
         entries: &mut Vec<PodEntry>,
-        settings: PodSettings,
+        config: PodConfig,
         former: Option<&PodEntry>,
     ) -> Result<(), ApplyError> {
-        let name = settings.facts.name.clone();
-        let same = entries.iter().find(|entry| entry.settings.url == settings.url);
+        let name = config.facts.name.clone();
+        let same = entries.iter().find(|entry| entry.config.url() == config.url());
         let known = former.or(same);
         let endpoint = match known {
             Some(entry) => Arc::clone(&entry.endpoint),
-            None => Arc::new(new_endpoint(&settings, &self.settings())?),
+            None => Arc::new(new_endpoint(&config, &self.settings())?),
         };
         let cards = known.map(|entry| Arc::clone(&entry.cards)).unwrap_or_default();
         let was_queried = known.map(|entry| Arc::clone(&entry.was_queried)).unwrap_or_default();
         let block_size = known.and_then(|entry| entry.block_size);
-        let facts = facts_with(&settings, &cards);
-        let (id, event_task) = match &settings.events {
-            None => (self.add_approximate(&settings)?, None),
+        let facts = facts_with(&config, &cards);
+        let (id, event_task) = match config.event_source() {
+            None => (self.add_approximate(&config)?, None),
             Some(source) => {
                 let pod: Arc<str> = name.as_str().into();
-                let served = served_model(&settings, &facts.models, &self.settings())?;
+                let served = served_model(&config, &facts.models, &self.settings())?;
                 let id = self.events().add(&pod, served)?;
-                (id, self.subscribe(&pod, source, &endpoint, settings.facts.rank))
+                (id, self.subscribe(&pod, source, &endpoint, config.facts.rank))
             }
         };
         let pod = match former {
             Some(entry) => {
                 endpoint.set_egress_policy(&self.settings().egress_policy);
-                reload_key(&endpoint, &settings);
+                reload_key(&endpoint, &config);
                 entry.pod.anew(id, facts)
             }
             None => {
@@ -233,15 +234,15 @@ impl PodRegistry {
         if pod.facts().models.is_empty() && pod_state.health() == Health::Up {
             pod_state.set_health(Health::Down);
         }
-        pod_state.set_trust(if settings.events.is_some() {
-            EventTrust::Unsure
-        } else {
+        pod_state.set_trust(if config.events.is_empty() {
             EventTrust::Guessed
+        } else {
+            EventTrust::Unsure
         });
         let is_recalled = self.events().is_unconfirmed(name.as_str());
         pod_state.set_freshness(if is_recalled { 0.0 } else { 1.0 });
         entries.push(PodEntry {
-            settings,
+            config,
             pod,
             endpoint,
             cards,
@@ -270,7 +271,7 @@ impl PodRegistry {
 
     /// Adds a pod without cache events to the index, with a warning: its cache is only
     /// approximated.
-    fn add_approximate(&self, pod: &PodSettings) -> Result<PodId, NoSlot> {
+    fn add_approximate(&self, pod: &PodConfig) -> Result<PodId, NoSlot> {
         let id = self.index().add_pod()?;
         let name = &pod.facts.name;
         let Some(tokens) = pod.facts.kv_tokens else {
@@ -295,8 +296,8 @@ impl PodRegistry {
         let pod = Arc::clone(pod);
         let task = TaskName::new(&format!("cache events of {pod}"));
         let subscription = match source {
-            EventSource::External => return None,
-            EventSource::ZeroMq(address) => {
+            EventSource::Source(_) => return None,
+            EventSource::Zmq(address) => {
                 let address = address.clone();
                 let policy = dial_policy(endpoint);
                 self.background().spawn(named(task, async move {
@@ -320,7 +321,7 @@ impl PodRegistry {
 /// Checks pods that are to be added beside the `existing` ones.
 fn check_pods(
     existing: &[PodEntry],
-    added: &[PodSettings],
+    added: &[PodConfig],
     settings: &Settings,
     routing: &RouteTable,
 ) -> Result<(), ApplyError> {
@@ -332,7 +333,7 @@ fn check_pods(
         }
         new_endpoint(pod, settings)?;
         check_event_policy(pod, routing)?;
-        if let Some(source) = &pod.events {
+        if let Some(source) = pod.event_source() {
             served_model(pod, &[], settings)?;
             check_event_addresses(source, settings)
                 .map_err(|cause| ApplyError::Address { pod: name.to_string(), cause })?;
@@ -342,9 +343,9 @@ fn check_pods(
 }
 
 /// A pod without cache events is refused if a profile in use requires them.
-fn check_event_policy(pod: &PodSettings, routing: &RouteTable) -> Result<(), ApplyError> {
+fn check_event_policy(pod: &PodConfig, routing: &RouteTable) -> Result<(), ApplyError> {
     match routing.refuses_without_events() {
-        Some(profile) if pod.events.is_none() => Err(ApplyError::WithoutEvents {
+        Some(profile) if pod.events.is_empty() => Err(ApplyError::WithoutEvents {
             pod: pod.facts.name.to_string(),
             profile: profile.to_string(),
         }),
@@ -355,7 +356,7 @@ fn check_event_policy(pod: &PodSettings, routing: &RouteTable) -> Result<(), App
 /// Checks the addresses of an event source against the egress policy. Host names are checked when a
 /// connection is made.
 fn check_event_addresses(source: &EventSource, settings: &Settings) -> Result<(), EndpointError> {
-    let EventSource::ZeroMq(address) = source else { return Ok(()) };
+    let EventSource::Zmq(address) = source else { return Ok(()) };
     for address in std::iter::once(&address.publisher).chain(&address.replay) {
         if let Ok(address) = address.parse::<SocketAddr>() {
             settings.egress_policy.admit(address.ip())?;
@@ -364,8 +365,8 @@ fn check_event_addresses(source: &EventSource, settings: &Settings) -> Result<()
     Ok(())
 }
 
-fn new_endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
-    let endpoint = Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
+fn new_endpoint(pod: &PodConfig, settings: &Settings) -> Result<Endpoint, ApplyError> {
+    let endpoint = Endpoint::new(pod.url(), settings.breaker, settings.workers.get())
         .and_then(|endpoint| endpoint.with_egress_policy(&settings.egress_policy))
         .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })?;
     set_key(&endpoint, pod)?;
@@ -373,14 +374,15 @@ fn new_endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, Appl
 }
 
 /// Whether two descriptions mean the same engine, whatever else about the pod has changed.
-fn is_same_engine(former: &PodSettings, new: &PodSettings) -> bool {
-    let engine = |pod: &PodSettings| (pod.facts.rank, pod.url.clone(), pod.key_file.clone());
+fn is_same_engine(former: &PodConfig, new: &PodConfig) -> bool {
+    let engine =
+        |pod: &PodConfig| (pod.facts.rank, pod.facts.endpoint.clone(), pod.key_file.clone());
     engine(former) == engine(new)
 }
 
 /// The configured facts of a pod, completed by the model cards that it reported: the models if none
 /// are configured, and all its LoRA adapters.
-fn facts_with(pod: &PodSettings, cards: &[Value]) -> PodFacts {
+fn facts_with(pod: &PodConfig, cards: &[Value]) -> PodFacts {
     let mut facts = pod.facts.clone();
     let name = |card: &Value| card["id"].as_str().map(Name::from);
     let is_base = |card: &&Value| !card["parent"].is_string();
@@ -396,14 +398,14 @@ fn facts_with(pod: &PodSettings, cards: &[Value]) -> PodFacts {
 }
 
 /// Reads the key file of a pod again; if that fails, the previous key stays.
-fn reload_key(endpoint: &Endpoint, pod: &PodSettings) {
+fn reload_key(endpoint: &Endpoint, pod: &PodConfig) {
     if let Err(error) = set_key(endpoint, pod) {
         tracing::error!(%error, "pod key not reloaded; keeping the previous one");
     }
 }
 
 /// Sets the key in the pod's key file as the credential of all its calls.
-fn set_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
+fn set_key(endpoint: &Endpoint, pod: &PodConfig) -> Result<(), ApplyError> {
     let Some(file) = &pod.key_file else { return Ok(()) };
     let key = authorization(file).map_err(|cause| ApplyError::Key {
         pod: pod.facts.name.to_string(),

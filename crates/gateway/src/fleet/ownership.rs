@@ -56,13 +56,13 @@ impl Ownership {
     pub fn add(&self, owner: PodOwner, pod: PodConfig) -> Result<(), OwnedName> {
         let mut pods = self.pods();
         for (name, other) in pods.iter() {
-            let is_update = other.owner == owner && *name == pod.name;
-            let what = if *name == pod.name { "name" } else { "address" };
+            let is_update = other.owner == owner && *name == *pod.name();
+            let what = if *name == *pod.name() { "name" } else { "address" };
             if !is_update && is_same(&other.config, &pod) {
-                return Err(OwnedName { name: pod.name, what, other: name.clone() });
+                return Err(OwnedName { name: pod.name().to_owned(), what, other: name.clone() });
             }
         }
-        pods.insert(pod.name.clone(), OwnedPod { owner, config: pod });
+        pods.insert(pod.name().to_owned(), OwnedPod { owner, config: pod });
         Ok(())
     }
 
@@ -91,7 +91,7 @@ impl Ownership {
     /// did.
     pub fn adopt(&self, owner: PodOwner, pod: &PodConfig) -> bool {
         let mut pods = self.pods();
-        let Some(known) = pods.get_mut(&pod.name) else { return false };
+        let Some(known) = pods.get_mut(pod.name()) else { return false };
         let is_same = known.owner == PodOwner::Orphaned && known.config == *pod;
         if is_same {
             known.owner = owner;
@@ -124,7 +124,7 @@ impl Ownership {
                 .any(|other| other.owner != PodOwner::Listed && is_same(&other.config, config));
             if !is_used {
                 let pod = OwnedPod { owner: PodOwner::Listed, config: config.clone() };
-                pods.insert(config.name.clone(), pod);
+                pods.insert(config.name().to_owned(), pod);
             }
         }
     }
@@ -157,7 +157,7 @@ impl Ownership {
 
 /// Whether two pods conflict: they have the same name or the same address.
 pub(crate) fn is_same(one: &PodConfig, other: &PodConfig) -> bool {
-    one.name == other.name || one.url == other.url
+    one.facts.name == other.facts.name || one.facts.endpoint == other.facts.endpoint
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     fn pod(name: &str, host: &str) -> PodConfig {
-        PodConfig::default().at(name.into(), format!("http://{host}"))
+        PodConfig::default().at(name, &format!("http://{host}"))
     }
 
     #[test]

@@ -163,7 +163,7 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
             let pod = &entry.pod.facts().name;
             let why = error.to_string();
             let before = lock(logged).insert(endpoint.url().to_owned(), why.clone());
-            let is_configured = !entry.settings.facts.models.is_empty();
+            let is_configured = !entry.config.facts.models.is_empty();
             let is_optional = match error {
                 ModelsError::Status(status) => !is_unavailable(*status),
                 ModelsError::Empty => true,
@@ -175,7 +175,7 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
         }
     }
     match listed {
-        Ok(cards) if cards != entry.cards => registry.set_models(&entry.settings.url, &cards),
+        Ok(cards) if cards != entry.cards => registry.set_models(entry.config.url(), &cards),
         Ok(_) => {}
         Err(ModelsError::Call(error)) => {
             // A pod without requests would otherwise stay up for ever. A connect timeout alone does
@@ -198,12 +198,12 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
         // A proxy in front of the engine may answer while the engine is not running.
         Err(ModelsError::Status(status)) if is_unavailable(status) => return,
         // The engine answers, and its models are configured.
-        Err(_) if !entry.settings.facts.models.is_empty() => {}
+        Err(_) if !entry.config.facts.models.is_empty() => {}
         Err(_) => return,
     }
     discover_block_size(registry, entry).await;
     let snapshot = registry.snapshot();
-    for entry in snapshot.entries().iter().filter(|other| other.settings.url == entry.settings.url)
+    for entry in snapshot.entries().iter().filter(|other| other.config.url() == entry.config.url())
     {
         if entry.pod.state().health() == Health::Down {
             entry.pod.state().set_health(Health::Up);
@@ -216,10 +216,10 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
 /// Reads the block size of a pod that is coming up, before it gets requests that are routed by
 /// tokens.
 async fn discover_block_size(registry: &PodRegistry, entry: &PodEntry) {
-    let url = &entry.settings.url;
+    let url = entry.config.url();
     let settings = registry.settings();
     let is_coming_up =
-        |entry: &PodEntry| entry.settings.url == *url && entry.pod.state().health() == Health::Down;
+        |entry: &PodEntry| entry.config.url() == url && entry.pod.state().health() == Health::Down;
     if settings.models.is_empty() || !registry.snapshot().entries().iter().any(is_coming_up) {
         return;
     }
@@ -283,9 +283,9 @@ async fn fetch_models(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, ModelsEr
 /// own address.
 pub(crate) async fn metrics_page(entry: &PodEntry, reach: &Arc<EgressPolicy>) -> Option<String> {
     let pod = &entry.endpoint;
-    let url = match &entry.settings.metrics {
+    let url = match &entry.config.metrics {
         Some(url) => url.clone(),
-        None => format!("{}/metrics", entry.settings.url),
+        None => format!("{}/metrics", entry.config.url()),
     };
     let endpoint =
         Endpoint::new(&url, BreakerRules::default(), 1).ok()?.with_egress_policy(reach).ok()?;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use wornpath_blocks::BlockHash;
-use wornpath_config::{KeyError, ModelSettings, PodSettings, Settings};
+use wornpath_config::{KeyError, ModelSettings, PodConfig, Settings};
 use wornpath_events::{
     ApproximateCaches, BlockIdScheme, EventClock, EventPods, SentPrompt, ServedModel,
 };
@@ -208,13 +208,13 @@ impl PodRegistry {
 
     /// Decodes the events of a pod by the model that it serves, as known now.
     pub(crate) fn bind_model(&self, entry: &PodEntry) {
-        if entry.settings.events.is_none() {
+        if entry.config.events.is_empty() {
             return;
         }
         let pod = entry.pod.facts();
         // An entry always had a model when it was added; if that is no longer listed, nothing
         // changes.
-        if let Ok(served) = served_model(&entry.settings, &pod.models, &self.settings()) {
+        if let Ok(served) = served_model(&entry.config, &pod.models, &self.settings()) {
             self.events().set_served_model(pod.name.as_str(), served, self.now());
         }
     }
@@ -227,7 +227,7 @@ impl PodRegistry {
 /// report the pod gets no requests, and its events count for the first listed model, which is right
 /// if there is only one.
 pub(crate) fn served_model(
-    pod: &PodSettings,
+    pod: &PodConfig,
     reported: &[Name],
     settings: &Settings,
 ) -> Result<ServedModel, ApplyError> {

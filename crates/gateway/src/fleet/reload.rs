@@ -199,7 +199,7 @@ impl RunningConfig {
         let changed: Vec<_> = listed.iter().filter(is_changed).cloned().collect();
         let is_adopted = |pod: &PodConfig| changed.iter().any(|entry| is_same(entry, pod));
         let adopted: Vec<_> = self.ownership.unlisted().into_iter().filter(is_adopted).collect();
-        let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::settings).collect();
+        let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::per_rank).collect();
         self.registry.apply_adopting(settings, &adopted)?;
         self.ownership.set_listed(listed, &changed);
         let mut wants_restart = wants_restart(&state.started, &config);
@@ -224,12 +224,12 @@ impl RunningConfig {
         pod: &PodConfig,
         former: &[PodEntry],
     ) -> Result<(), AddPodError> {
-        let known = self.ownership.get(&pod.name);
+        let known = self.ownership.get(pod.name());
         self.ownership.add(owner, pod.clone())?;
         if let Some(known) = known {
             self.remove_ranks(&known.config);
         }
-        let ranks = pod.settings();
+        let ranks = pod.per_rank();
         for (at, rank) in ranks.iter().enumerate() {
             if let Err(error) = self.registry.add_pod_after(rank.clone(), former) {
                 // Removes only the ranks added here: another pod may already have the name of this
@@ -237,7 +237,7 @@ impl RunningConfig {
                 for added in &ranks[..at] {
                     self.registry.remove_pod(added.facts.name.as_str());
                 }
-                self.ownership.release(owner, &pod.name);
+                self.ownership.release(owner, pod.name());
                 return Err(AddPodError::Refused(error.to_string()));
             }
         }
@@ -264,18 +264,18 @@ impl RunningConfig {
     pub fn forget(&self, pod: &PodConfig) {
         let snapshot = self.registry.snapshot();
         let is_present = |known: &PodConfig| {
-            known.settings().iter().any(|rank| snapshot.named(rank.facts.name.as_str()).is_some())
+            known.per_rank().iter().any(|rank| snapshot.named(rank.facts.name.as_str()).is_some())
         };
         for known in self.ownership.all() {
             if is_same(&known, pod) && !is_present(&known) {
-                self.ownership.remove(&known.name);
+                self.ownership.remove(known.name());
             }
         }
     }
 
     fn remove_ranks(&self, pod: &PodConfig) {
-        for settings in pod.settings() {
-            self.registry.remove_pod(settings.facts.name.as_str());
+        for rank in pod.per_rank() {
+            self.registry.remove_pod(rank.facts.name.as_str());
         }
     }
 

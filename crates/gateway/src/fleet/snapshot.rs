@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::AbortHandle;
-use wornpath_config::PodSettings;
+use wornpath_config::PodConfig;
 use wornpath_execution::{Endpoint, Target};
 use wornpath_index::PodId;
 use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
@@ -19,8 +19,8 @@ use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
 /// A pod of the fleet.
 #[derive(Clone, Debug)]
 pub struct PodEntry {
-    /// Its settings, from the configuration, discovery or an operator.
-    pub settings: PodSettings,
+    /// Its description, from the configuration, discovery or an operator.
+    pub config: PodConfig,
     /// Its facts and pod_state, as routing decisions see them.
     pub pod: FleetPod,
     /// Its address, connections and circuit breaker, shared by the ranks of one engine.
@@ -117,7 +117,7 @@ impl FleetSnapshot {
         Some(Target {
             endpoint: Arc::clone(&entry.endpoint),
             rank: entry.pod.facts().rank,
-            bootstrap_port: entry.settings.bootstrap_port,
+            bootstrap_port: entry.config.bootstrap_port,
         })
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::proxy::gateway::Gateway;
 use serde_json::json;
 use tokio::runtime::Runtime;
-use wornpath_config::{EventSource, NamedProfile, PodSettings};
+use wornpath_config::{EventSource, NamedProfile, PodConfig};
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
     BatchId, BlockIdScheme, BlockIdentity, Capabilities, Delivery, ResumePoint, SourceMessage,
@@ -30,9 +30,9 @@ fn url(pod: usize) -> String {
 fn settings(pods: usize, models: Vec<ModelSettings>) -> Settings {
     let text = "{prepare: [tokenize, block_hash], score: [cache_affinity], pick: max_score}";
     let pod = |number| {
-        let mut pod = PodSettings::at(&url(number));
+        let mut pod = PodConfig::new(&url(number));
         pod.facts.models = vec!["m".into()];
-        pod.events = Some(EventSource::External);
+        pod.events = vec![EventSource::Source("sidecars".into())];
         pod
     };
     Settings {
@@ -171,7 +171,7 @@ fn a_configured_size_stays_and_only_affected_engines_have_a_mismatch() {
 #[test]
 fn the_mismatch_of_a_pod_without_events_names_no_refused_events() {
     let mut settings = settings(1, vec![model("m", BlockSize::Configured(tokens(32)))]);
-    settings.pods[0].events = None;
+    settings.pods[0].events = Vec::new();
     let (registry, _runtime) = start(settings);
     report(&registry, 0, 16);
     let shown = mismatches(&registry)[0].clone().unwrap();

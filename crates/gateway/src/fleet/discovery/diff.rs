@@ -40,7 +40,7 @@ impl DiscoveredPods {
     pub fn update(&mut self, listed: &[PodConfig], completeness: Completeness) {
         let remove_after = if completeness == Completeness::Complete { 1 } else { REMOVE_AFTER };
         self.pods.retain_mut(|(known, missing)| {
-            match listed.iter().find(|pod| pod.name == known.name) {
+            match listed.iter().find(|pod| pod.name() == known.name()) {
                 Some(pod) => {
                     *missing = 0;
                     known.clone_from(pod);
@@ -50,7 +50,7 @@ impl DiscoveredPods {
             *missing < remove_after
         });
         for pod in listed {
-            if self.pods().all(|known| known.name != pod.name) {
+            if self.pods().all(|known| known.name() != pod.name()) {
                 self.pods.push((pod.clone(), 0));
             }
         }
@@ -77,11 +77,11 @@ mod tests {
     use super::*;
 
     fn pod(name: &str, port: u16) -> PodConfig {
-        PodConfig::default().at(name.into(), format!("http://host:{port}"))
+        PodConfig::default().at(name, &format!("http://host:{port}"))
     }
 
     fn names(found: &DiscoveredPods) -> Vec<&str> {
-        found.pods().map(|pod| pod.name.as_str()).collect()
+        found.pods().map(|pod| pod.name()).collect()
     }
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
         let changes = found.diff(&[a.clone(), b.clone()]);
         assert_eq!(changes, PodDiff { removed: vec![a], added: vec![c.clone()] });
         let mut labelled = b.clone();
-        labelled.labels.push(("x".into(), "y".into()));
+        labelled.facts.labels.push(("x".into(), "y".into()));
         found.update(&[labelled.clone(), c.clone()], Completeness::Complete);
         let changes = found.diff(&[b.clone(), c]);
         assert_eq!(changes, PodDiff { removed: vec![b], added: vec![labelled] });

@@ -158,7 +158,7 @@ async fn replaced(running: &RunningConfig, config: &Arc<Config>) {
 
 fn release_all(running: &RunningConfig, owner: PodOwner) {
     for pod in running.ownership().owned_by(owner) {
-        running.release(owner, &pod.name);
-        tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
+        running.release(owner, pod.name());
+        tracing::info!(pod = pod.name(), url = pod.url(), "pod removed by discovery");
     }
 }

@@ -29,10 +29,10 @@ pub async fn scrape_engines(running: Arc<RunningConfig>) {
         sleep_until(tick).await;
         tick = Instant::now() + TICK;
         let engines = engines(&running);
-        due.retain(|url, _| engines.iter().any(|entry| entry.settings.url == *url));
+        due.retain(|url, _| engines.iter().any(|entry| entry.config.url() == *url));
         let mut scrapes = JoinSet::new();
         for entry in &engines {
-            let url = &entry.settings.url;
+            let url = entry.config.url().to_owned();
             let (at, _) = due.entry(url.clone()).or_insert((tick, ScrapeBackoff::default()));
             if *at <= tick && scrapes.len() < MAX_CONCURRENT {
                 let url = url.clone();
@@ -62,7 +62,7 @@ pub async fn scrape_engines(running: Arc<RunningConfig>) {
 fn engines(running: &RunningConfig) -> Vec<PodEntry> {
     let mut engines: Vec<PodEntry> = Vec::new();
     for entry in running.pods().snapshot().entries() {
-        if engines.iter().all(|known| known.settings.url != entry.settings.url) {
+        if engines.iter().all(|known| known.config.url() != entry.config.url()) {
             engines.push(entry.clone());
         }
     }
@@ -78,7 +78,7 @@ fn apply_page(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeR
         running.pods().record_block_size(url, Some(page));
     }
     let snapshot = running.pods().snapshot();
-    for entry in snapshot.entries().iter().filter(|entry| entry.settings.url == url) {
+    for entry in snapshot.entries().iter().filter(|entry| entry.config.url() == url) {
         let facts = entry.pod.facts();
         let reported = page.and_then(|page| scrape::read(page, facts.rank));
         result = match reported {
@@ -102,7 +102,7 @@ fn apply_page(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeR
 /// Discards a report that is too old to be useful.
 fn clear_report(running: &RunningConfig, url: &str) {
     for entry in
-        running.pods().snapshot().entries().iter().filter(|entry| entry.settings.url == url)
+        running.pods().snapshot().entries().iter().filter(|entry| entry.config.url() == url)
     {
         entry.pod.state().report(0, 0.0);
     }

@@ -14,7 +14,7 @@ use crate::listener;
 use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
 use wornpath_config::tls::ListenerTls;
-use wornpath_config::{EventSourceConfig, Events, SourceKind};
+use wornpath_config::{EventSource, EventSourceConfig, SourceKind};
 
 const MAX_CONNECTIONS: usize = 4096;
 /// Delay after a failed accept, such as when file descriptors run out.
@@ -139,11 +139,11 @@ fn pods_of(
     running: &RunningConfig,
     source: &EventSourceConfig,
 ) -> Vec<(PodName, Option<TokenDigest>)> {
-    let named = Events::Source(source.name.clone());
+    let named = EventSource::Source(source.name.clone());
     let mut pods = Vec::new();
     for pod in running.ownership().all().into_iter().filter(|pod| pod.events.contains(&named)) {
         let token = pod.event_token.map(|token| token.0);
-        pods.extend(pod.settings().iter().map(|rank| (rank.facts.name.as_str().into(), token)));
+        pods.extend(pod.per_rank().iter().map(|rank| (rank.facts.name.as_str().into(), token)));
     }
     pods
 }

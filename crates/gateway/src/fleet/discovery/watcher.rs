@@ -91,17 +91,17 @@ impl Watcher {
         let PodDiff { removed, added } = self.found.diff(&current);
         let former = running.pods().snapshot();
         for pod in removed {
-            running.release(self.owner, &pod.name);
-            tracing::info!(pod = pod.name, url = pod.url, "pod removed by discovery");
+            running.release(self.owner, pod.name());
+            tracing::info!(pod = pod.name(), url = pod.url(), "pod removed by discovery");
         }
         let mut refused = BTreeMap::new();
         for pod in added {
             let Err(error) = add(running, self.owner, &pod, former.entries()) else { continue };
             let reason = error.to_string();
-            if self.refused.get(&pod.name) != Some(&reason) {
-                tracing::error!(pod = pod.name, reason, "discovered pod refused; retrying");
+            if self.refused.get(pod.name()) != Some(&reason) {
+                tracing::error!(pod = pod.name(), reason, "discovered pod refused; retrying");
             }
-            refused.insert(pod.name, reason);
+            refused.insert(pod.name().to_owned(), reason);
         }
         self.refused = refused;
     }
@@ -125,11 +125,11 @@ fn add(
     }
     for orphan in running.ownership().owned_by(PodOwner::Orphaned) {
         if is_same(&orphan, pod) {
-            running.release(PodOwner::Orphaned, &orphan.name);
+            running.release(PodOwner::Orphaned, orphan.name());
         }
     }
     running.add_pod(owner, pod, former)?;
-    tracing::info!(pod = pod.name, url = pod.url, "pod discovered");
+    tracing::info!(pod = pod.name(), url = pod.url(), "pod discovered");
     Ok(())
 }
 
@@ -140,8 +140,7 @@ async fn resolve(scheme: &str, host: &str, port: u16, pod: &PodConfig) -> Option
             let mut all: Vec<_> = addresses.map(|address| address.to_string()).collect();
             all.sort();
             all.dedup();
-            let at =
-                |address: &String| pod.clone().at(address.clone(), format!("{scheme}://{address}"));
+            let at = |address: &String| pod.clone().at(address, &format!("{scheme}://{address}"));
             (!all.is_empty()).then(|| all.iter().map(at).collect())
         }
         Err(error) => {

@@ -21,15 +21,14 @@ fn model(name: &str) -> ModelSettings {
 }
 
 /// A pod whose events are pushed; without models, it is queried for them.
-fn pushed(models: &[&str]) -> PodSettings {
-    let mut pod = PodSettings::at(URL);
+fn pushed(models: &[&str]) -> PodConfig {
+    let mut pod = PodConfig::new(URL);
     pod.facts.models = models.iter().map(|name| (*name).into()).collect();
-    pod.events = Some(EventSource::External);
-    pod.event_sources = vec!["push".into()];
+    pod.events = vec![EventSource::Source("push".into())];
     pod
 }
 
-fn settings(pod: PodSettings) -> Settings {
+fn settings(pod: PodConfig) -> Settings {
     let text = "{filter: [model], score: [least_load], pick: max_score}".to_owned();
     Settings {
         pods: vec![pod],
@@ -81,7 +80,8 @@ fn a_pod_with_another_event_source_gets_a_new_entry() {
     let before = entry(&registry).pod.id();
     registry.apply(settings(pushed(&["m"]))).unwrap();
     assert_eq!(entry(&registry).pod.id(), before, "nothing has changed");
-    let elsewhere = PodSettings { event_sources: vec!["broker".into()], ..pushed(&["m"]) };
+    let elsewhere =
+        PodConfig { events: vec![EventSource::Source("broker".into())], ..pushed(&["m"]) };
     registry.apply(settings(elsewhere)).unwrap();
     assert_ne!(entry(&registry).pod.id(), before);
     assert_eq!(blocks(&registry).count, 0);
@@ -93,8 +93,8 @@ fn a_new_entry_at_the_same_address_keeps_health_and_load() {
     registry.set_models(URL, &Arc::from([json!({"id": "m"})]));
     let before = entry(&registry);
     before.pod.state().set_health(Health::Up);
-    let zmq = EventSource::ZeroMq("zmq://127.0.0.1:1".parse().unwrap());
-    registry.apply(settings(PodSettings { events: Some(zmq), ..pushed(&[]) })).unwrap();
+    let zmq = EventSource::Zmq("zmq://127.0.0.1:1".parse().unwrap());
+    registry.apply(settings(PodConfig { events: vec![zmq], ..pushed(&[]) })).unwrap();
     let after = entry(&registry);
     assert_ne!(after.pod.id(), before.pod.id());
     assert!(Arc::ptr_eq(after.pod.state(), before.pod.state()));
@@ -103,7 +103,8 @@ fn a_new_entry_at_the_same_address_keeps_health_and_load() {
     assert_eq!(after.pod.facts().models[0], *"m", "as it reported before");
     assert_eq!(after.pod.state().trust(), EventTrust::Unsure);
 
-    let mut moved = PodSettings { url: "http://127.0.0.1:2".into(), ..pushed(&[]) };
+    let mut moved = pushed(&[]);
+    moved.facts.endpoint = "http://127.0.0.1:2".into();
     moved.facts.name = after.pod.facts().name.clone();
     registry.apply(settings(moved)).unwrap();
     assert_eq!(
