@@ -14,11 +14,11 @@ use crate::admin::{Admin, Logging};
 use crate::recent::RecentDecisions;
 use crate::serve;
 use wornpath_config::{Config, Tokenizers};
+use wornpath_gateway::fleet::alerts;
 use wornpath_gateway::fleet::discovery::discover_pods;
 use wornpath_gateway::fleet::discovery::reader::scrape_engines;
 use wornpath_gateway::fleet::discovery::sources::{consume_brokers, serve_pushes};
 use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig, StartConfig};
-use wornpath_gateway::fleet::silent_pods;
 use wornpath_gateway::observe::metrics::Metrics;
 use wornpath_gateway::observe::summary::SummaryObserver;
 use wornpath_gateway::observe::telemetry::exporter;
@@ -170,7 +170,7 @@ pub fn start_with(
     supervise(background, "engine scrapes", &running, scrape_engines);
     let counts = Arc::clone(&metrics);
     supervise(background, "prediction watch", gateway.pods(), move |pods| {
-        silent_pods::watch(pods, Arc::clone(&counts))
+        alerts::watch(pods, Arc::clone(&counts))
     });
     Ok(AdminContext { metrics, running, recent, admin })
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 use wornpath_execution::{Edit, StepCall, splice};
-use wornpath_gateway::proxy::batch_request::{BatchRequest, send_planned};
+use wornpath_gateway::proxy::handle::{BatchRequest, send_planned};
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::PodId;
 use wornpath_jobs::{

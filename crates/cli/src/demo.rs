@@ -28,7 +28,7 @@ use tokio::runtime::Runtime;
 use workload::{DemoSession, cold_prompt, endless, sessions};
 use wornpath_gateway::RequestSummary;
 
-use crate::logging::LogLevel;
+use crate::serve::LogLevel;
 
 const POLICIES: [&str; 2] = ["round-robin", "cache-aware"];
 const SEED: u64 = 1;

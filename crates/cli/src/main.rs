@@ -13,7 +13,6 @@ mod explain;
 mod fleet;
 mod http;
 mod input;
-mod logging;
 mod man;
 mod numbers;
 mod plan;

@@ -24,8 +24,10 @@ use crate::sections::{
     batch, checkpoint, discovery, limits, listen, models, pods, profiles, routes, sources,
     telemetry, tenants, tls,
 };
+use crate::settings::ModelSettings;
 use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings};
 use crate::tls::ListenerTls;
+use crate::tokenizers::{TokenizerConfigError, Tokenizers};
 use crate::watch::FileState;
 
 /// A valid configuration: only [`Config::check`] creates one.
@@ -432,3 +434,23 @@ impl fmt::Debug for ConfigRefused {
 }
 
 impl std::error::Error for ConfigRefused {}
+
+impl Config {
+    /// The settings, with the tokenizers of all models loaded.
+    ///
+    /// # Errors
+    /// If a tokenizer cannot be loaded.
+    pub fn settings(&self, tokenizers: &mut Tokenizers) -> Result<Settings, TokenizerConfigError> {
+        let mut settings = self.settings.clone();
+        for model in &self.models {
+            settings.models.push(ModelSettings {
+                name: model.name.clone(),
+                block_size: model.block_size.into(),
+                tokenizer: tokenizers.get(&model.tokenizer)?,
+                aliases: model.aliases.clone(),
+            });
+        }
+        settings.pods = self.pods.iter().flat_map(PodConfig::per_rank).collect();
+        Ok(settings)
+    }
+}

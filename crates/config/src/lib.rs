@@ -18,7 +18,6 @@ mod diagnostics;
 mod env;
 mod pod;
 mod reference;
-mod resolve;
 mod secret;
 mod section;
 mod sections;

@@ -21,9 +21,9 @@ const YIELD_EVERY: Duration = Duration::from_millis(1);
 
 /// Monotonic time since the start.
 #[derive(Clone, Copy, Debug)]
-pub struct EventClock(Instant);
+pub struct Clock(Instant);
 
-impl EventClock {
+impl Clock {
     /// Starts at zero.
     #[must_use]
     pub fn start() -> Self {
@@ -38,7 +38,7 @@ impl EventClock {
 }
 
 /// Runs the timers of all pods: timeouts, queries, retries.
-pub async fn run_timers(pods: &EventPods, clock: EventClock) -> Infallible {
+pub async fn run_timers(pods: &EventPods, clock: Clock) -> Infallible {
     let mut writer = pods.index().writer();
     loop {
         tokio::time::sleep(TICK).await;
@@ -47,11 +47,7 @@ pub async fn run_timers(pods: &EventPods, clock: EventClock) -> Infallible {
 }
 
 /// Feeds all pods, those added later too, from a transport.
-pub async fn consume<T: Transport>(
-    transport: T,
-    pods: &EventPods,
-    clock: EventClock,
-) -> Infallible {
+pub async fn consume<T: Transport>(transport: T, pods: &EventPods, clock: Clock) -> Infallible {
     let attached = pods.attach(transport.name(), transport.capabilities());
     let _guard = DetachGuard { pods, source: Arc::clone(&attached.source), clock };
     run(transport, attached, pods, clock).await
@@ -59,7 +55,7 @@ pub async fn consume<T: Transport>(
 
 /// Feeds the pods that exist now from transports that `make` makes. If a transport panics, it is
 /// detached, which makes its pods uncertain, and the next one takes over.
-pub async fn supervise<T, M>(mut make: M, pods: &Arc<EventPods>, clock: EventClock) -> Infallible
+pub async fn supervise<T, M>(mut make: M, pods: &Arc<EventPods>, clock: Clock) -> Infallible
 where
     T: Transport + 'static,
     M: FnMut() -> T,
@@ -90,7 +86,7 @@ async fn run<T: Transport>(
     mut transport: T,
     mut attached: AttachedSource,
     pods: &EventPods,
-    clock: EventClock,
+    clock: Clock,
 ) -> Infallible {
     let mut writer = pods.index().writer();
     let mut last_yield = Instant::now();
@@ -110,7 +106,7 @@ async fn run<T: Transport>(
 struct DetachGuard<'a> {
     pods: &'a EventPods,
     source: Arc<Source>,
-    clock: EventClock,
+    clock: Clock,
 }
 
 impl Drop for DetachGuard<'_> {

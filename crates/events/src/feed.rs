@@ -21,9 +21,7 @@
 //! The limit: a source without epochs and without replay shows a restart only by a broken
 //! connection or by a low number, and batches that it lost stay unknown.
 
-mod epoch;
 mod liveness;
-mod query;
 mod recent;
 mod recovery;
 mod replies;
@@ -36,14 +34,14 @@ pub use resume::ResumePoint;
 pub use rules::FeedRules;
 pub use status::{FeedCounters, FeedState, FeedStatus, Resumed};
 
-use crate::backoff::Backoff;
 use crate::message::{BatchId, Capabilities, Delivery, Epoch};
-use epoch::{EarlierEpoch, EpochRelation};
-use query::PendingQuery;
+use liveness::{EarlierEpoch, EpochRelation};
 use recent::{RecentBatches, Repetition};
+use recovery::PendingQuery;
 use status::Rate;
 use std::collections::{BTreeMap, VecDeque};
 use wornpath_index::{Applied, Moment};
+use wornpath_time::Backoff;
 
 /// A source of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +175,7 @@ impl Feed {
     /// Changes the rules.
     pub fn set_rules(&mut self, rules: FeedRules) {
         self.rules = rules;
-        self.backoff.set_bounds(rules.min_query_interval, rules.max_query_interval);
+        self.backoff.set_limits(rules.min_query_interval, rules.max_query_interval);
     }
 
     /// Adds a source.

@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 mod approximate;
-mod backoff;
 mod block_id;
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 mod broker;
@@ -27,7 +26,6 @@ mod push;
 mod registry;
 mod relay;
 mod sink;
-mod source_error;
 mod translate;
 mod transport;
 pub mod wire;
@@ -44,7 +42,7 @@ pub use broker::{Kafka, KafkaSink};
 pub use broker::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use broker::{RedisSink, RedisStreams};
-pub use consume::{EventClock, consume, run_timers, supervise};
+pub use consume::{Clock, consume, run_timers, supervise};
 pub use feed::{
     BatchAdmission, Feed, FeedCounters, FeedRules, FeedState, FeedStatus, FeedStep, Rebuild,
     ResumePoint, Resumed, SourceId,
@@ -55,6 +53,7 @@ pub use message::{
     SourceQuery,
 };
 pub use pod::{PodFeed, ServedModel};
+pub use pods::SourceError;
 pub use pods::{AttachedSource, EventPods, PodStatus};
 #[cfg(feature = "grpc")]
 pub use push::message as grpc;
@@ -67,7 +66,6 @@ pub use registry::{
 };
 pub use relay::{RelayEvent, relay};
 pub use sink::{BrokerStream, BrokerTransport, Sink, SinkError};
-pub use source_error::SourceError;
 pub use translate::{TranslateError, Translated, Translator};
 pub use transport::{PodName, SourceSignal, Transport};
 pub use zeromq::{DialPolicy, EventSourcesError, ZeroMq, ZmqAddress, ZmqAddressError};

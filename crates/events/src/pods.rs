@@ -10,13 +10,15 @@ use crate::checkpoint::{self, CheckpointSize, PodCheckpoint};
 use crate::feed::{FeedRules, FeedStatus, Resumed, SourceId};
 use crate::message::{Capabilities, SourceMessage, SourceQuery};
 use crate::pod::{PodFeed, ServedModel};
-use crate::source_error::{SourceError, SourceErrors};
 use crate::transport::{PodName, SourceSignal};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use wornpath_index::{Index, IndexWriter, Moment, NoSlot, PodId};
 
@@ -368,4 +370,32 @@ impl PodEntry {
 /// corrects it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An unreachable source.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SourceError {
+    /// The transport's name.
+    pub source: Arc<str>,
+    /// Why it is unreachable.
+    pub reason: String,
+}
+
+/// The errors of one pod's sources, at most one per source.
+#[derive(Default)]
+pub(crate) struct SourceErrors(Vec<SourceError>);
+
+impl SourceErrors {
+    pub(crate) fn set(&mut self, source: &Arc<str>, reason: String) {
+        self.clear(source);
+        self.0.push(SourceError { source: Arc::clone(source), reason });
+    }
+
+    pub(crate) fn clear(&mut self, source: &str) {
+        self.0.retain(|error| *error.source != *source);
+    }
+
+    pub(crate) fn all(&self) -> &[SourceError] {
+        &self.0
+    }
 }

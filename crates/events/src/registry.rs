@@ -7,7 +7,7 @@
 
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 use crate::broker;
-use crate::consume::{EventClock, supervise};
+use crate::consume::{Clock, supervise};
 use crate::message::Epoch;
 use crate::pods::EventPods;
 use crate::relay::{RelayEvent, relay};
@@ -142,7 +142,7 @@ impl TransportKind {
         address: BrokerStream,
         from: Vec<PodName>,
         pods: Arc<EventPods>,
-        clock: EventClock,
+        clock: Clock,
     ) -> Result<BrokerTask, String> {
         (self.client()?.consume)(address, from, pods, clock)
     }
@@ -167,7 +167,7 @@ impl TransportKind {
 }
 
 type ConsumeFn =
-    fn(BrokerStream, Vec<PodName>, Arc<EventPods>, EventClock) -> Result<BrokerTask, String>;
+    fn(BrokerStream, Vec<PodName>, Arc<EventPods>, Clock) -> Result<BrokerTask, String>;
 
 /// How a broker's transport and sink run, without their types.
 #[derive(Debug)]
@@ -194,7 +194,7 @@ fn consume_from<T: BrokerTransport>(
     address: BrokerStream,
     from: Vec<PodName>,
     pods: Arc<EventPods>,
-    clock: EventClock,
+    clock: Clock,
 ) -> Result<BrokerTask, String> {
     T::open(&address, &from)?;
     Ok(Box::pin(async move {

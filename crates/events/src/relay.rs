@@ -15,8 +15,7 @@
 
 mod order;
 
-use crate::backoff::Backoff;
-use crate::consume::EventClock;
+use crate::consume::Clock;
 use crate::message::{Epoch, SourceMessage};
 use crate::sink::{Sink, SinkError};
 use crate::transport::{PodName, SourceSignal, Transport};
@@ -25,6 +24,7 @@ use order::{BrokerPosition, OrderedBatches};
 use std::convert::Infallible;
 use std::time::Duration;
 use wornpath_index::Moment;
+use wornpath_time::Backoff;
 
 /// What a relay reports to its operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ pub async fn relay<T: Transport, S: Sink>(
     epoch: Epoch,
     mut report: impl FnMut(RelayEvent<'_>) + Send,
 ) -> Infallible {
-    let clock = EventClock::start();
+    let clock = Clock::start();
     let mut is_connected = false;
     let ordered = OrderedBatches::new(transport.capabilities(), epoch);
     let mut stream = RelayStream {

@@ -15,15 +15,11 @@
 //! The limit: SGLang sends no extra keys. Its events do not show a salt, so salts do not isolate
 //! tenants there.
 
-mod error;
-mod groups;
 mod keys;
 
-pub use error::TranslateError;
-
 use crate::block_id::{BlockIdScheme, BlockIdentity};
+use crate::wire::GroupAttention;
 use crate::wire::{WireBatch, WireEvent as Wire, WireStored};
-use groups::CacheGroups;
 use keys::{BlockKeys, RootKeys};
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -221,3 +217,86 @@ impl Translator {
 
 #[cfg(test)]
 mod tests;
+
+/// Why a well-formed batch cannot be translated. The engine or the configuration is at fault.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TranslateError {
+    /// The engine's blocks do not split into whole blocks of the index.
+    #[error(
+        "block_size: found {engine_block}, expected a multiple of {index_block}, the index's block \
+         size for this model; set that to a common divisor of its engines' block sizes"
+    )]
+    BlockSize {
+        /// Tokens per block of the engine.
+        engine_block: usize,
+        /// Tokens per block of the index.
+        index_block: usize,
+    },
+    /// The number of tokens does not match the number of blocks.
+    #[error("token_ids: found {tokens}, expected {blocks} blocks of {engine_block}")]
+    Tokens {
+        /// Blocks in the event.
+        blocks: usize,
+        /// Tokens per block.
+        engine_block: usize,
+        /// Tokens in the event.
+        tokens: usize,
+    },
+    /// Some blocks have a list of extra keys and others none.
+    #[error("extra_keys: found {lists} lists, expected none or one for each of {blocks} blocks")]
+    ExtraKeys {
+        /// Blocks in the event.
+        blocks: usize,
+        /// Lists in the event.
+        lists: usize,
+    },
+    /// More cache groups than any engine has.
+    #[error("group_idx: found more than {limit} groups that keep a part of a prefix")]
+    Groups {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// Engines have a handful. The bound is against one that invents numbers.
+const LIMIT: usize = 64;
+
+/// The groups that keep only a part of a prefix.
+#[derive(Default)]
+pub(super) struct CacheGroups {
+    partial: Vec<u32>,
+}
+
+impl CacheGroups {
+    pub(super) fn restored(partial: &[u32]) -> Self {
+        Self { partial: partial[..partial.len().min(LIMIT)].to_vec() }
+    }
+
+    pub(super) fn partial(&self) -> &[u32] {
+        &self.partial
+    }
+
+    /// Records a store's description of its group, and returns whether the group keeps whole
+    /// prefixes.
+    pub(super) fn keeps_prefixes(
+        &mut self,
+        group: Option<u32>,
+        attention: GroupAttention,
+    ) -> Result<bool, TranslateError> {
+        let Some(number) = group else { return Ok(attention != GroupAttention::Partial) };
+        match attention {
+            GroupAttention::Unspecified => return Ok(!self.is_partial(group)),
+            GroupAttention::Full => self.partial.retain(|known| *known != number),
+            GroupAttention::Partial if self.is_partial(group) => {}
+            GroupAttention::Partial if self.partial.len() == LIMIT => {
+                return Err(TranslateError::Groups { limit: LIMIT });
+            }
+            GroupAttention::Partial => self.partial.push(number),
+        }
+        Ok(attention == GroupAttention::Full)
+    }
+
+    pub(super) fn is_partial(&self, group: Option<u32>) -> bool {
+        group.is_some_and(|number| self.partial.contains(&number))
+    }
+}

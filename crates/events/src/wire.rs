@@ -22,7 +22,6 @@
 //! ```
 
 mod batch;
-mod capture;
 mod decode;
 mod encode;
 mod envelope;
@@ -30,17 +29,15 @@ mod error;
 mod extra;
 mod fields;
 mod frames;
-mod limits;
 mod msgpack;
 mod pack;
 
 pub use batch::{GroupAttention, WireBatch, WireEvent, WireRemoved, WireStored};
-pub use capture::records;
-pub use decode::decode;
+
+pub use decode::{WireLimits, decode};
 pub use encode::{HashForm, WireDialect, WireLayout, encode};
 pub use envelope::Envelope;
 pub use error::DecodeError;
 pub use extra::{ExtraKeysBuffer, WireExtraKey, WireExtraKeys};
 pub(crate) use fields::tier_by_name;
-pub use frames::WireMessage;
-pub use limits::WireLimits;
+pub use frames::{WireMessage, records};

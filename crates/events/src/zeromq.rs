@@ -14,7 +14,6 @@ pub use address::{ZmqAddress, ZmqAddressError};
 pub use dial::DialPolicy;
 pub use event_sources::EventSourcesError;
 
-use crate::backoff::Backoff;
 use crate::message::{BatchId, Capabilities, Delivery, SourceMessage, SourceQuery};
 use crate::transport::{PodName, SourceSignal, Transport};
 use crate::wire::{self, WireBatch, WireLimits, WireMessage};
@@ -26,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
+use wornpath_time::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));

@@ -14,10 +14,10 @@
 //!
 //! A state machine: time is an argument.
 
-use crate::backoff::Backoff;
 use std::time::Duration;
 use wornpath_index::Moment;
 use wornpath_routing::BreakerState;
+use wornpath_time::Backoff;
 
 /// What a call tells about its endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +147,7 @@ impl CircuitBreaker {
                     let rest = rest.unwrap_or_else(|| {
                         self.rests += 1;
                         let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
-                        Backoff { first: FIRST_REST, longest }.delay(self.rests)
+                        Backoff::new(FIRST_REST, longest).delay_after(self.rests)
                     });
                     self.phase = BreakerPhase::Resting(now + rest.min(self.rules.longest_rest));
                 }
@@ -257,8 +257,8 @@ impl CircuitBreaker {
         self.opened += 1;
         self.failures = 0;
         self.is_suspect = false;
-        let backoff = Backoff { first: self.rules.first_pause, longest: LONGEST_PAUSE };
-        self.phase = BreakerPhase::Open(now + backoff.delay(self.openings));
+        let backoff = Backoff::new(self.rules.first_pause, LONGEST_PAUSE);
+        self.phase = BreakerPhase::Open(now + backoff.delay_after(self.openings));
     }
 }
 

@@ -252,7 +252,7 @@ impl Endpoint {
         &self.prefix
     }
 
-    /// Adds the pod_state of a pod behind the endpoint; the breaker keeps them up to date.
+    /// Adds the state of a pod behind the endpoint; the breaker keeps its part of it up to date.
     pub fn add_pod_state(&self, pod_state: &Arc<PodState>) {
         let breaker = lock(&self.breaker).clone();
         breaker.rests_until().iter().for_each(|until| pod_state.set_rest(*until));

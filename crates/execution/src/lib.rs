@@ -8,7 +8,6 @@
 //! upstream call.
 #![forbid(unsafe_code)]
 
-mod backoff;
 mod breaker;
 mod budget;
 mod coarse_timer;
@@ -32,7 +31,6 @@ mod splice;
 mod timeouts;
 mod transfer;
 
-pub use backoff::Backoff;
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use budget::{BudgetRules, RetryBudget};
 pub use coarse_timer::run_coarse_timer;

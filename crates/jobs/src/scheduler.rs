@@ -7,8 +7,8 @@
 
 use crate::reply::ReplyMeaning;
 use std::time::Duration;
-use wornpath_execution::Backoff;
 use wornpath_planner::{JobId, JobOutcome, Plan, PlanRun, PodLoad, Window};
+use wornpath_time::Backoff;
 
 /// When requests and pods have failed for good, and the delays before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,10 +26,7 @@ impl Default for RetryPolicy {
         Self {
             attempts: 5,
             failures: 3,
-            backoff: Backoff {
-                first: Duration::from_millis(100),
-                longest: Duration::from_secs(10),
-            },
+            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
         }
     }
 }
@@ -243,7 +240,7 @@ impl Scheduler {
             slot.window.refused();
         }
         let backoff = self.policy.backoff;
-        let delay = after.unwrap_or(backoff.first).min(backoff.longest);
+        let delay = after.unwrap_or(backoff.first()).min(backoff.longest());
         slot.rests_until = slot.rests_until.max(Some(now + delay));
     }
 
@@ -253,7 +250,7 @@ impl Scheduler {
         if slot.failures >= self.policy.failures {
             return self.lost(pod);
         }
-        let delay = self.policy.backoff.delay(slot.failures);
+        let delay = self.policy.backoff.delay_after(slot.failures);
         slot.rests_until = slot.rests_until.max(Some(now + delay));
     }
 }

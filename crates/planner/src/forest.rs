@@ -6,9 +6,9 @@
 //! forest: its nodes, the minimal work, and the cost of a cut between two neighbours follow from
 //! it.
 
-use crate::dedup;
 use crate::queue::{JobId, Queue};
 use crate::sorting;
+use std::collections::BTreeMap;
 
 /// Requests in depth-first order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ impl Forest {
     /// The forest of requests that are in depth-first order already; `shared` is the number of
     /// blocks that each one shares with the one before it.
     pub(crate) fn sorted(queue: &Queue, mut order: Vec<JobId>, mut shared: Vec<u32>) -> Self {
-        let copies = dedup::remove_copies(queue, &mut order, &mut shared);
+        let copies = remove_copies(queue, &mut order, &mut shared);
         Self { order, shared, copies }
     }
 
@@ -100,4 +100,44 @@ impl Forest {
 pub(crate) fn fresh_tokens(queue: &Queue, job: JobId, cached: usize) -> usize {
     let found = cached.min(queue.reusable_blocks(job));
     queue.prompt_tokens(job) - found * queue.block_size().get()
+}
+
+/// Removes requests from `order` that can take another's answer; returns pairs of copy and
+/// original. `shared` stays the number of blocks that each request shares with the one before it.
+pub(crate) fn remove_copies(
+    queue: &Queue,
+    order: &mut Vec<JobId>,
+    shared: &mut Vec<u32>,
+) -> Vec<(JobId, JobId)> {
+    if !queue.has_identities() {
+        return Vec::new();
+    }
+    let mut originals = BTreeMap::new();
+    for job in &*order {
+        if let Some(identity) = queue.identity(*job) {
+            let original = originals.entry(identity).or_insert(*job);
+            *original = (*original).min(*job);
+        }
+    }
+    let mut copies = Vec::new();
+    let mut kept = 0;
+    let mut least = u32::MAX;
+    for position in 0..order.len() {
+        let job = order[position];
+        // In a sorted order, two requests share the minimum of what the neighbours between them
+        // share.
+        least = least.min(shared[position]);
+        match queue.identity(job).map_or(job, |identity| originals[&identity]) {
+            original if original == job => {
+                order[kept] = job;
+                shared[kept] = least;
+                kept += 1;
+                least = u32::MAX;
+            }
+            original => copies.push((job, original)),
+        }
+    }
+    order.truncate(kept);
+    shared.truncate(kept);
+    copies
 }

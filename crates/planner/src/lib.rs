@@ -30,8 +30,6 @@
 #![forbid(unsafe_code)]
 
 mod cohorts;
-mod cut;
-mod dedup;
 mod forest;
 mod groups;
 pub mod lint;
@@ -45,7 +43,6 @@ mod rates;
 mod route;
 mod run;
 mod sorting;
-mod speeds;
 mod window;
 
 pub use cohorts::Cohorts;
@@ -57,7 +54,7 @@ pub use online_priority::OnlinePriority;
 pub use plan::{Plan, Segment};
 pub use queue::{DedupKey, Job, JobId, Queue, QueueError};
 pub use rates::PlannerRates;
+pub use rates::{Speeds, SpeedsError};
 pub use route::{Route, RouteStop};
 pub use run::{JobOutcome, PlanRun, RunCapacity};
-pub use speeds::{Speeds, SpeedsError};
 pub use window::{PodLoad, Window};

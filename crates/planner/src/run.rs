@@ -14,8 +14,8 @@
 mod range_set;
 mod work_stealing;
 
-use crate::cut::cut;
 use crate::plan::Plan;
+use crate::plan::cut;
 use crate::queue::JobId;
 use crate::route::Route;
 use range_set::RangeSet;

@@ -32,12 +32,11 @@ mod parameter;
 mod problem;
 mod settings;
 mod snippet;
-mod suggest;
 pub mod writer;
 
 pub use node::{Node, Quoted, Yaml, parse};
 pub use parameter::{Absent, FromValue, Parameter, Takes, Value, json, number, parameter_table};
 pub use problem::{Problem, ProblemKind, Problems};
+pub use settings::nearest;
 pub use settings::{GivenSetting, Setting, SettingEntry, SettingValues, unknown_keys};
 pub use snippet::Span;
-pub use suggest::nearest;

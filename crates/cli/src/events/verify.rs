@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_blocks::{BlockHasher, HashKey, Scope};
 use wornpath_events::{
-    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodName, ServedModel, ZeroMq,
+    BlockIdScheme, Clock, EventPods, FeedRules, FeedState, PodName, ServedModel, ZeroMq,
     ZmqAddress, consume, run_timers,
 };
 use wornpath_gateway::fleet::discovery::block_size;
@@ -92,7 +92,7 @@ impl VerifiedEngine {
 struct EventPredictor {
     pods: Arc<EventPods>,
     pod: PodId,
-    clock: EventClock,
+    clock: Clock,
     reader: IndexReader,
     model: String,
     block_size: NonZeroUsize,
@@ -108,7 +108,7 @@ impl EventPredictor {
         let serving =
             ServedModel { key: HashKey::DEFAULT, model: model.clone(), block_size, id_scheme };
         let pod = pods.add(&name, serving)?;
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let mut tasks = JoinSet::new();
         let consumers = Arc::clone(&pods);
         tasks.spawn(async move {

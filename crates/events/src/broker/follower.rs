@@ -1,7 +1,6 @@
 //! The part of a broker transport that is the same for all: reconnecting with backoff, reading,
 //! reporting errors.
 
-use crate::backoff::Backoff;
 use crate::message::{Capabilities, Delivery, SourceMessage, SourceQuery};
 use crate::transport::{PodName, SourceSignal, Transport};
 use std::collections::VecDeque;
@@ -10,6 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
+use wornpath_time::Backoff;
 
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 

@@ -3,9 +3,12 @@
 //! An engine's own replies show that it is alive. A broker replies long after the engine and its
 //! relay are gone, so only live batches and the relay's heartbeats count there.
 
-use super::epoch::EpochRelation;
-use super::{Feed, FeedState, Rebuild, SourceId};
-use crate::message::{Delivery, SourceHeartbeat};
+use super::Feed;
+use super::FeedState;
+use super::Rebuild;
+use super::SourceId;
+use crate::message::SourceHeartbeat;
+use crate::message::{Delivery, Epoch};
 use wornpath_index::Moment;
 
 impl Feed {
@@ -112,5 +115,66 @@ impl Feed {
     fn is_unsure(&self) -> bool {
         let unanswered = self.backoff.failures() > 0;
         !self.has_base || self.digest_differs || self.verifying || self.gap.is_some() || unanswered
+    }
+}
+
+/// How a message's epoch compares with the current one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum EpochRelation {
+    /// The same, or unknown.
+    Same,
+    /// An earlier one.
+    Outdated,
+    /// One that has just begun.
+    New,
+}
+
+/// An earlier epoch whose messages keep arriving.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EarlierEpoch {
+    epoch: Epoch,
+    /// Since when the current epoch is silent meanwhile.
+    since: Moment,
+}
+
+impl Feed {
+    /// An epoch from a checkpoint yields at once to any other with live messages. A replay may
+    /// contain older ones.
+    pub(super) fn compare_epoch(
+        &mut self,
+        epoch: Option<Epoch>,
+        delivery: Delivery,
+        now: Moment,
+    ) -> EpochRelation {
+        match (epoch, self.epoch) {
+            (Some(epoch), Some(current)) if epoch > current => {
+                // A broker still has batches of an epoch that fell silent.
+                if delivery == Delivery::Replay
+                    && self.given_up.is_some_and(|given_up| epoch <= given_up)
+                {
+                    return EpochRelation::Outdated;
+                }
+                self.given_up = None;
+                EpochRelation::New
+            }
+            (Some(epoch), Some(current)) if epoch < current => match delivery {
+                Delivery::Live if self.awaits_confirmation() => EpochRelation::New,
+                Delivery::Live if self.is_outlived_by(epoch, now) => {
+                    self.given_up = Some(current);
+                    EpochRelation::New
+                }
+                _ => EpochRelation::Outdated,
+            },
+            _ => EpochRelation::Same,
+        }
+    }
+
+    /// Whether messages of an earlier epoch, and of no other, have arrived for so long that it is
+    /// the current one.
+    fn is_outlived_by(&mut self, epoch: Epoch, now: Moment) -> bool {
+        let earlier = self.resurfaced.filter(|earlier| earlier.epoch >= epoch);
+        let earlier = earlier.unwrap_or(EarlierEpoch { epoch, since: now });
+        self.resurfaced = Some(earlier);
+        earlier.epoch == epoch && now.saturating_sub(earlier.since) >= self.rules.stale_after
     }
 }

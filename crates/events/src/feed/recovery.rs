@@ -1,7 +1,8 @@
 //! Recovery: which query a feed sends next, and when.
 
-use super::query::{PendingQuery, Reply, ReplyFailure};
-use super::{Feed, Rebuild, SourceId};
+use super::Feed;
+use super::Rebuild;
+use super::SourceId;
 use crate::message::{Capabilities, SourceQuery};
 use wornpath_index::Moment;
 
@@ -73,7 +74,7 @@ impl Feed {
         if self.pending.is_some() || self.quarantined_until.is_some() || !is_connected {
             return None;
         }
-        let ready = self.last_query.map_or(Moment::ZERO, |last| last + self.backoff.delay());
+        let ready = self.last_query.map_or(Moment::ZERO, |last| last + self.backoff.next_delay());
         let (reason, due) = if self.digest_differs {
             (Recovery::State, ready)
         } else if !self.has_base {
@@ -187,4 +188,49 @@ enum RecoveryMethod {
     Rebuild,
     /// Clear the state, and continue without the missing batches.
     Skip,
+}
+
+/// A query that waits for its reply.
+#[derive(Debug)]
+pub(super) struct PendingQuery {
+    pub(super) source: SourceId,
+    /// When it was sent, or the last part of its reply arrived.
+    pub(super) at: Moment,
+    pub(super) is_probe: bool,
+    /// The progress of a replay; `None` for a snapshot.
+    pub(super) reply: Option<Reply>,
+}
+
+/// The progress of a replay.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// The first number that was requested.
+    pub(super) from: u64,
+    /// The number that was due next when the query was sent.
+    pub(super) next: u64,
+    /// The highest number received.
+    pub(super) highest: Option<u64>,
+    /// The highest number of a batch that could not be decoded.
+    pub(super) unreadable: Option<u64>,
+}
+
+impl PendingQuery {
+    pub(super) fn is_snapshot(&self) -> bool {
+        self.reply.is_none()
+    }
+
+    /// The progress of a replay, of which another part has just arrived.
+    pub(super) fn reply_mut(&mut self, now: Moment) -> Option<&mut Reply> {
+        self.at = now;
+        self.reply.as_mut()
+    }
+}
+
+/// Why a query has no reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReplyFailure {
+    /// The source refused it.
+    Refused,
+    /// The source did not reply in time.
+    Timeout,
 }

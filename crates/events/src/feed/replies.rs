@@ -1,8 +1,8 @@
 //! Replies to a feed's queries, and digests.
 
-use super::epoch::EpochRelation;
-use super::query::{PendingQuery, ReplyFailure};
+use super::liveness::EpochRelation;
 use super::recent::Repetition;
+use super::recovery::{PendingQuery, ReplyFailure};
 use super::{BatchAdmission, Feed, Rebuild, SourceId};
 use crate::message::{BatchId, Delivery, EngineDigest};
 use wornpath_index::{Moment, PodDigest};

@@ -2,9 +2,9 @@
 
 use super::batch::GroupAttention;
 use super::decode::Decoder;
+use super::decode::at_most;
 use super::error::DecodeError;
 use super::extra::Span;
-use super::limits::at_most;
 use super::msgpack::Int;
 use wornpath_index::{EngineHash, Tier};
 

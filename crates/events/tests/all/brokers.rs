@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use wornpath_events::wire::{Envelope, HashForm, WireBatch, WireDialect, WireLayout, encode};
 use wornpath_events::{
-    BatchId, Capabilities, Delivery, Epoch, EventClock, EventPods, FeedRules, FeedState, PodName,
+    BatchId, Capabilities, Clock, Delivery, Epoch, EventPods, FeedRules, FeedState, PodName,
     PodStatus, Sink, SourceMessage, SourceQuery, SourceSignal, Transport, consume, relay,
     run_timers,
 };
@@ -121,7 +121,7 @@ fn batch(engine: &Engine, sequence: u64, delivery: Delivery) -> SourceMessage {
 struct Router {
     pods: Arc<EventPods>,
     id: PodId,
-    clock: EventClock,
+    clock: Clock,
     _tasks: JoinSet<()>,
 }
 
@@ -130,7 +130,7 @@ impl Router {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
         let id = pods.add(&POD.into(), served_model()).unwrap();
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let mut tasks = JoinSet::new();
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {

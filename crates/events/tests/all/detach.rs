@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_events::{
-    BatchId, Capabilities, Delivery, EventClock, EventPods, FeedRules, FeedState, PodName,
+    BatchId, Capabilities, Clock, Delivery, EventPods, FeedRules, FeedState, PodName,
     SourceMessage, SourceQuery, SourceSignal, Transport, run_timers, supervise,
 };
 use wornpath_index::{Index, IndexLimits, Moment, PodId};
@@ -78,7 +78,7 @@ fn engine(epoch: u64) -> Arc<Engine> {
     Arc::new(engine)
 }
 
-async fn until_exact(pods: &EventPods, id: PodId, engine: &Engine, clock: EventClock) {
+async fn until_exact(pods: &EventPods, id: PodId, engine: &Engine, clock: Clock) {
     let is_exact = || {
         let is_same = pods.index().digest(id).unwrap().tiers == engine.digest().tiers;
         is_same && pods.status(clock.now())[0].status.state == FeedState::Live
@@ -89,7 +89,7 @@ async fn until_exact(pods: &EventPods, id: PodId, engine: &Engine, clock: EventC
 #[tokio::test(start_paused = true)]
 async fn a_source_that_replaces_a_detached_one_gets_the_queries() {
     let (pods, id) = pods();
-    let clock = EventClock::start();
+    let clock = Clock::start();
     let mut tasks = JoinSet::new();
     let timed = Arc::clone(&pods);
     tasks.spawn(async move {

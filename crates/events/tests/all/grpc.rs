@@ -10,15 +10,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodTokens, Push,
-    PushAccess, ServedModel, consume, run_timers,
+    BlockIdScheme, Clock, EventPods, FeedRules, FeedState, FeedStatus, PodTokens, Push, PushAccess,
+    ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
 struct Router {
     pods: Arc<EventPods>,
     id: PodId,
-    clock: EventClock,
+    clock: Clock,
     address: std::net::SocketAddr,
     _tasks: JoinSet<()>,
 }
@@ -34,7 +34,7 @@ impl Router {
             id_scheme: BlockIdScheme::Engine,
         };
         let id = pods.add(&"pod".into(), served_model).unwrap();
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let tokens = Arc::<PodTokens>::default();
         let own = Sha256::digest("own").into();
         tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());

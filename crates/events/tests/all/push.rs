@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodTokens, Push, PushAccess,
+    BlockIdScheme, Clock, EventPods, FeedRules, FeedState, PodTokens, Push, PushAccess,
     ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
@@ -18,7 +18,7 @@ use wornpath_index::{Index, IndexLimits, PodId};
 struct Router {
     pods: Arc<EventPods>,
     id: PodId,
-    clock: EventClock,
+    clock: Clock,
     address: std::net::SocketAddr,
     _tasks: JoinSet<()>,
 }
@@ -30,7 +30,7 @@ async fn router(token: Option<&str>, id_scheme: BlockIdScheme) -> Router {
     let served_model =
         ServedModel { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, id_scheme };
     let id = pods.add(&"pod".into(), served_model).unwrap();
-    let clock = EventClock::start();
+    let clock = Clock::start();
     let tokens = Arc::<PodTokens>::default();
     let own = Sha256::digest("own").into();
     tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());

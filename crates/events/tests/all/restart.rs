@@ -17,7 +17,7 @@ use wornpath_events::checkpoint;
 use wornpath_events::wire::{HashForm, WireBatch, WireDialect, WireLayout, WireMessage, encode};
 use wornpath_events::zmtp::{SocketKind, ZmtpConnection, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
-    EventClock, EventPods, FeedRules, FeedState, Resumed, ZeroMq, ZmqAddress, consume, run_timers,
+    Clock, EventPods, FeedRules, FeedState, Resumed, ZeroMq, ZmqAddress, consume, run_timers,
 };
 use wornpath_index::{BlockDigest, Capacity, EngineHash, Index, IndexLimits, PodId};
 
@@ -93,7 +93,7 @@ struct Router {
     runtime: Runtime,
     pods: Arc<EventPods>,
     ids: Vec<PodId>,
-    clock: EventClock,
+    clock: Clock,
 }
 
 impl Router {
@@ -106,7 +106,7 @@ impl Router {
         if let Some(file) = checkpoint {
             pods.load_checkpoint(checkpoint::read(file).unwrap());
         }
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let timed = Arc::clone(&pods);
         runtime.spawn(async move {
             run_timers(&timed, clock).await;

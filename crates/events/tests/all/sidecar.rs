@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    BlockIdScheme, EventClock, EventPods, FeedRules, FeedStatus, PodTokens, Push, PushAccess,
+    BlockIdScheme, Clock, EventPods, FeedRules, FeedStatus, PodTokens, Push, PushAccess,
     ServedModel, consume, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
@@ -18,7 +18,7 @@ use wornpath_index::{Index, IndexLimits, PodId};
 struct Router {
     pods: Arc<EventPods>,
     id: PodId,
-    clock: EventClock,
+    clock: Clock,
     address: SocketAddr,
     _tasks: JoinSet<()>,
 }
@@ -40,7 +40,7 @@ impl Router {
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
         let access = PushAccess::new(address, None).unwrap();
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let fed = Arc::clone(&pods);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use wornpath_events::wire::{HashForm, WireDialect, WireLayout, encode};
 use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
-    Capabilities, DialPolicy, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodName,
+    Capabilities, Clock, DialPolicy, EventPods, FeedRules, FeedState, FeedStatus, PodName,
     SourceMessage, SourceQuery, SourceSignal, Transport, ZeroMq, consume, run_timers, supervise,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
@@ -22,7 +22,7 @@ const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: Has
 struct Router {
     pods: Arc<EventPods>,
     id: PodId,
-    clock: EventClock,
+    clock: Clock,
     tasks: JoinSet<()>,
 }
 
@@ -31,7 +31,7 @@ impl Router {
         let pods =
             Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
         let id = pods.add(name, served_model()).unwrap();
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let mut tasks = JoinSet::new();
         let timed = Arc::clone(&pods);
         tasks.spawn(async move {

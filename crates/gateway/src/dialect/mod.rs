@@ -10,7 +10,6 @@ mod messages;
 mod promptless;
 mod responses;
 pub(crate) mod stream_end;
-pub(crate) mod stream_error;
 
 use bytes::Bytes;
 use hyper::StatusCode;

@@ -1,4 +1,4 @@
-//! Detects the end marker of a stream, such as `data: [DONE]`.
+//! The end of a stream: its marker, such as `data: [DONE]`, and the error event of a broken one.
 //!
 //! An engine's connection may break after the last event, and then the client has lost nothing. So
 //! the relay looks for the end marker in the bytes that pass. The bytes are not parsed: the marker
@@ -6,6 +6,7 @@
 
 use crate::dialect::Api;
 use memchr::memmem;
+use wornpath_execution::CallError;
 
 /// At least the length of the longest line that ends a stream, with the line break before it:
 /// `\nevent: response.incomplete`.
@@ -69,6 +70,23 @@ fn has_line(stream: &[u8], word: &[u8]) -> bool {
     })
 }
 
+const LOST: &str = "upstream_lost";
+const NUMBER: &[u8] = b"\"sequence_number\":";
+
+/// The error event; `number` is its sequence number, for APIs that number their events.
+pub(crate) fn lost_event(api: Api, cause: &CallError, number: u64) -> String {
+    let message = format!("the pod was lost mid-stream: {cause}");
+    let body = api.dialect().error_event(LOST, &message, number);
+    format!("event: error\ndata: {body}\n\n")
+}
+
+/// The sequence number of the event that follows these bytes; none if they contain no whole number.
+pub(crate) fn next_number(bytes: &[u8]) -> Option<u64> {
+    let rest = bytes[memmem::rfind(bytes, NUMBER)? + NUMBER.len()..].trim_ascii_start();
+    let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+    std::str::from_utf8(&rest[..digits]).ok()?.parse::<u64>().ok()?.checked_add(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,5 +141,13 @@ mod tests {
                 assert!(!ends(api, stream, size), "{stream} in chunks of {size}");
             }
         }
+    }
+
+    #[test]
+    fn the_next_number_follows_the_last_event_of_a_chunk() {
+        let chunk = b"data: {\"sequence_number\":8,\"a\":1}\n\ndata: {\"sequence_number\": 9}\n\n";
+        assert_eq!(next_number(chunk), Some(10));
+        assert_eq!(next_number(&chunk[..22]), None, "more digits may follow");
+        assert_eq!(next_number(b"data: {}\n\n"), None);
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use wornpath_blocks::BlockHash;
 use wornpath_config::{KeyError, ModelSettings, PodConfig, Settings};
 use wornpath_events::{
-    ApproximateCaches, BlockIdScheme, EventClock, EventPods, SentPrompt, ServedModel,
+    ApproximateCaches, BlockIdScheme, Clock, EventPods, SentPrompt, ServedModel,
 };
 use wornpath_execution::EndpointError;
 use wornpath_index::{Capacity, Index, IndexLimits, IndexWriter, Moment, NoSlot, PodId};
@@ -107,7 +107,7 @@ pub struct PodRegistry {
     pub(crate) history: ApproximateHistory,
     /// Chooses the decisions that are explained, at the rate of the settings.
     pub(crate) sampler: Sampler,
-    clock: EventClock,
+    clock: Clock,
     /// Runs all background tasks.
     background: Handle,
     /// Notified when the first query for the models of a pod has ended.
@@ -122,7 +122,7 @@ impl PodRegistry {
     pub(crate) fn new(
         settings: Settings,
         background: Handle,
-        clock: EventClock,
+        clock: Clock,
         seed: u64,
     ) -> Result<Self, RoutingError> {
         let routes = RouteTable::check(&settings)?;
@@ -189,7 +189,7 @@ impl PodRegistry {
 
     /// The clock that all moments are read from.
     #[must_use]
-    pub const fn clock(&self) -> EventClock {
+    pub const fn clock(&self) -> Clock {
         self.clock
     }
 

@@ -21,7 +21,7 @@ use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
 pub struct PodEntry {
     /// Its description, from the configuration, discovery or an operator.
     pub config: PodConfig,
-    /// Its facts and pod_state, as routing decisions see them.
+    /// Its facts and state, as routing decisions see them.
     pub pod: FleetPod,
     /// Its address, connections and circuit breaker, shared by the ranks of one engine.
     pub endpoint: Arc<Endpoint>,

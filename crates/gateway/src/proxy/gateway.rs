@@ -12,18 +12,24 @@ use crate::observe::metrics::Metrics;
 use crate::observe::summary::{RequestSummary, SummaryObserver};
 use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::low_priority_pool::LowPriorityPool;
-use crate::proxy::prefix_locks::PrefixLocks;
-use crate::proxy::quota::Quotas;
 use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
 use crate::watchdog::heartbeat::Threads;
+use std::array;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use wornpath_blocks::BlockHash;
 use wornpath_config::Settings;
-use wornpath_events::EventClock;
+use wornpath_events::Clock;
 use wornpath_execution::RetryBudget;
 use wornpath_index::Moment;
+use wornpath_routing::Name;
 use wornpath_routing::{FleetPod, Health, Rng};
 
 /// Whether the gateway takes requests.
@@ -70,7 +76,7 @@ impl Gateway {
         let checkpoint = settings.checkpoint.clone().map(Checkpoint::new).map(Arc::new);
         let records = checkpoint.as_ref().map_or_else(Vec::new, |checkpoint| checkpoint.read());
         block_size::restore(&mut settings, &records);
-        let clock = EventClock::start();
+        let clock = Clock::start();
         let threads = Arc::<Threads>::default();
         let pods = settings.pods.clone();
         let gateway = Arc::new(Self {
@@ -257,6 +263,66 @@ fn rng(seed: u64, worker: usize) -> Rng {
     Rng::new(Rng::new(seed.wrapping_add(worker as u64)).bits())
 }
 
+/// So many that threads with different prompts rarely share a lock.
+const LOCKS: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct PrefixLocks([Arc<Semaphore>; LOCKS]);
+
+impl Default for PrefixLocks {
+    fn default() -> Self {
+        Self(array::from_fn(|_| Arc::new(Semaphore::new(1))))
+    }
+}
+
+impl PrefixLocks {
+    /// Locks a block, unless another thread has it. Without a block there is nothing to lock.
+    pub(crate) fn try_lock(
+        &self,
+        block: Option<BlockHash>,
+    ) -> Result<Option<OwnedSemaphorePermit>, TryAcquireError> {
+        let Some(block) = block else { return Ok(None) };
+        Arc::clone(self.lock_of(block)).try_acquire_owned().map(Some)
+    }
+
+    /// Waits until the lock on a block is free.
+    pub(crate) async fn wait(&self, block: Option<BlockHash>) {
+        if let Some(block) = block {
+            let _permit = self.lock_of(block).acquire().await;
+        }
+    }
+
+    fn lock_of(&self, block: BlockHash) -> &Arc<Semaphore> {
+        &self.0[(block.0 % LOCKS as u64) as usize]
+    }
+}
+
+/// Requests in flight by tenant. Only tenants with a quota are counted, so there are as many as are
+/// configured; a count outlives a reload.
+#[derive(Debug, Default)]
+pub(crate) struct Quotas(Mutex<HashMap<Name, Arc<AtomicU32>>>);
+
+/// One request of a tenant; dropping it frees its place in the quota.
+#[derive(Debug)]
+pub(crate) struct QuotaPermit(Arc<AtomicU32>);
+
+impl Quotas {
+    /// A permit, if the tenant has fewer than `quota`.
+    pub(crate) fn acquire(&self, tenant: &Name, quota: u32) -> Option<QuotaPermit> {
+        let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = tenants.entry(tenant.clone()).or_default();
+        let next = |count: u32| (count < quota).then_some(count + 1);
+        count.fetch_update(Relaxed, Relaxed, next).ok()?;
+        Some(QuotaPermit(Arc::clone(count)))
+    }
+}
+
+impl Drop for QuotaPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,5 +337,17 @@ mod tests {
             });
             assert_eq!(drawn.collect::<HashSet<_>>().len(), 6400, "{seed}");
         }
+    }
+
+    #[test]
+    fn a_tenant_has_as_many_permits_as_its_quota_and_takes_none_of_another() {
+        let quotas = Quotas::default();
+        let a = Name::from("a");
+        let b = Name::from("b");
+        let permits = [quotas.acquire(&a, 2).unwrap(), quotas.acquire(&a, 2).unwrap()];
+        assert!(quotas.acquire(&a, 2).is_none() && quotas.acquire(&b, 1).is_some());
+        assert!(quotas.acquire(&a, 3).is_some(), "a raised quota takes effect at once");
+        drop(permits);
+        assert!(quotas.acquire(&a, 2).is_some());
     }
 }

@@ -14,22 +14,18 @@
 //!
 //! `handle` calls the stages up to the head of the answer; hyper polls the relay.
 
-pub mod batch_request;
 mod decide;
 pub mod error_response;
 mod execute;
 pub mod gateway;
-pub(crate) mod handle;
+pub mod handle;
 pub mod headers;
 pub mod ingress;
-mod kv_lease;
 pub(crate) mod low_priority_pool;
 mod multi_step;
 pub mod multipart;
 pub mod parse;
-mod prefix_locks;
 mod prepare;
-pub(crate) mod quota;
 pub mod relay;
 mod response;
 mod tenancy;

@@ -6,9 +6,9 @@
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::execute::KvLease;
 use crate::proxy::execute::Replanner;
-use crate::proxy::kv_lease::KvLease;
-use crate::proxy::quota::QuotaPermit;
+use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::worker::Worker;
 use std::convert::Infallible;
 use std::sync::Arc;

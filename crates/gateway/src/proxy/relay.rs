@@ -4,10 +4,10 @@
 //! ended by an error event, so that no client takes it for complete.
 
 use crate::dialect::stream_end::StreamEnd;
-use crate::dialect::stream_error::{lost_event, next_number};
+use crate::dialect::stream_end::{lost_event, next_number};
 use crate::dialect::{Api, Dialect};
 use crate::observe::summary::{RequestEnd, RequestSummary};
-use crate::proxy::quota::QuotaPermit;
+use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use bytes::Bytes;

@@ -3,8 +3,8 @@
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::summary::{Computed, RequestSummary, Speculative};
+use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
-use crate::proxy::quota::QuotaPermit;
 use crate::proxy::relay::{BodyFraming, EndMarker, OpenResponse, Relay};
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;

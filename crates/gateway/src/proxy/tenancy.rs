@@ -3,8 +3,8 @@
 use crate::dialect::Api;
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::parse::{self, ParsedBody};
-use crate::proxy::quota::QuotaPermit;
 use crate::proxy::worker::Worker;
 use wornpath_config::{CacheSharing, Settings, TenantSettings};
 use wornpath_execution::{Edit, StepCall, splice, transfer_fields};

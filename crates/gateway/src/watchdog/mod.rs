@@ -31,7 +31,7 @@ use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::Duration;
 use systemd::ServiceManager;
 use tokio::runtime::Handle;
-use wornpath_events::EventClock;
+use wornpath_events::Clock;
 
 /// Time between two checks of all heartbeats.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -98,7 +98,7 @@ impl Watchdog {
     /// If a thread cannot be spawned.
     pub(crate) fn start(
         threads: Arc<Threads>,
-        clock: EventClock,
+        clock: Clock,
         shutdown: Arc<Shutdown>,
     ) -> std::io::Result<Self> {
         let (reports, to_log) = sync_channel(MAX_REPORTS);
@@ -132,7 +132,7 @@ impl Drop for Watchdog {
 
 struct WatchdogHandle {
     threads: Arc<Threads>,
-    clock: EventClock,
+    clock: Clock,
     shutdown: Arc<Shutdown>,
     service_manager: ServiceManager,
     detector: StallDetector,

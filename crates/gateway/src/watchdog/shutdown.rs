@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use wornpath_config::Drain;
-use wornpath_events::EventClock;
+use wornpath_events::Clock;
 use wornpath_index::Moment;
 
 /// Time for the work after draining: the last checkpoint and the last traces.
@@ -108,7 +108,7 @@ pub(crate) struct SignalThread {
 /// # Errors
 /// If the thread cannot be spawned or the signal handlers cannot be installed.
 pub(crate) fn listen(
-    clock: EventClock,
+    clock: Clock,
     drain: impl Fn() -> Drain + Send + 'static,
 ) -> std::io::Result<(Arc<Shutdown>, SignalThread)> {
     let shutdown = Arc::<Shutdown>::default();

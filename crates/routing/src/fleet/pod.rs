@@ -1,4 +1,4 @@
-//! One pod: its facts, and a handle to its pod_state.
+//! One pod: its facts, and a handle to its state.
 
 use std::sync::Arc;
 

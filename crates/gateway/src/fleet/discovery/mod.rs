@@ -3,9 +3,8 @@
 //!
 //! Watchers read files and DNS names and add pods ([`diff`], [`watcher`]); the scraper reads the
 //! engines' own metrics with a backoff ([`backoff`], [`reader`]); and [`sources`] receives the
-//! events of sidecars and brokers. [`diff`] and [`backoff`] are pure; the other files do the I/O.
+//! events of sidecars and brokers. [`diff`] is pure; the other files do the I/O.
 
-mod backoff;
 mod diff;
 pub mod reader;
 pub mod sources;
@@ -16,9 +15,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-pub use backoff::{ScrapeBackoff, ScrapeReading};
 pub use diff::{Completeness, DiscoveredPods, PodDiff};
 pub use reader::scrape_engines;
+pub use reader::{ScrapeReading, ScrapeSchedule};
 pub use sources::{consume_brokers, serve_pushes};
 
 use crate::fleet::ownership::PodOwner;

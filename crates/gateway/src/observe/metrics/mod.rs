@@ -8,7 +8,6 @@
 pub(crate) mod accuracy;
 pub mod family;
 mod histogram;
-mod series;
 pub(crate) mod text;
 pub mod totals;
 
@@ -29,7 +28,7 @@ pub use totals::{Figures, Totals};
 use crate::dialect::Api;
 use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, Usage};
 use crate::observe::telemetry::SpanCounts;
-use series::SeriesTable;
+use histogram::SeriesTable;
 use text::MetricsPage;
 
 /// The counters of the gateway.
