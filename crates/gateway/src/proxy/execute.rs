@@ -1,7 +1,7 @@
 //! Execute: runs a plan, decides again after failures, and updates the index.
 //!
 //! The speculative insert of the plan is committed when its request was handed to the connection
-//! ([`Replan::request_sent`]): the engine computes meanwhile.
+//! ([`Router::request_sent`]): the engine computes meanwhile.
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::{CallTrace, RequestTrace, kept};
@@ -11,7 +11,7 @@ use crate::proxy::wait_queue::Waiter;
 use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
 use wornpath_execution::{
-    CallAttempt, CallFailure, CallOptions, PlanResponse, Replan, StepCall, Target, execute,
+    CallAttempt, CallFailure, CallOptions, PlanResponse, Router, StepCall, Target, execute,
 };
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
@@ -79,7 +79,7 @@ impl Drop for Replanner<'_> {
     }
 }
 
-impl Replan for Replanner<'_> {
+impl Router for Replanner<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         self.snapshot.target(pod)
     }
