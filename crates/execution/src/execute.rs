@@ -223,7 +223,7 @@ impl<R: Router> PlanExecution<'_, R> {
         Err(RunStop::Failed(CallFailure::Rejected(Rejection::unavailable("plan has no steps"))))
     }
 
-    /// The step that responds to the client.
+    /// Calls pods for the step that responds to the client, until one does or the plan stops.
     async fn run_last_step(
         &mut self,
         mut step: PlanStep,
@@ -376,6 +376,7 @@ impl<R: Router> PlanExecution<'_, R> {
         }
     }
 
+    /// Decides one step again, or the whole plan, without the pods that failed.
     async fn replan(&mut self, step: Option<&Name>) -> Result<RoutingPlan, Rejection> {
         self.router.replan(Retry { step, excluded: self.retries.excluded() }).await
     }

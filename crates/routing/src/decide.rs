@@ -358,10 +358,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
             },
         }
     }
-}
 
-/// The plan of what was bound.
-impl<'a> DecisionRun<'a, '_, '_> {
     /// The plan of the bound steps.
     fn plan(mut self, bound: Vec<BoundStep<'a>>) -> RoutingPlan {
         let profile = self.profile;

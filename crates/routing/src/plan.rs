@@ -194,7 +194,7 @@ macro_rules! transfer_words {
         }
 
         impl yaml::FromValue for Transfer {
-            /// None for no parameter that takes one of [`Transfer::WORDS`].
+            /// Never none for a parameter that takes one of [`Transfer::WORDS`].
             fn from_value(value: &yaml::Value) -> Option<Self> {
                 match value {
                     $(yaml::Value::Word($word) => Some(Self::$transfer),)*
