@@ -3,13 +3,12 @@
 //! A chain's hash reveals whether a prefix was requested before. A tenant that could compute
 //! hashes, or reach another tenant's root, could probe that tenant's prompts. So all values are
 //! derived from a secret that the routers of a cell share, by HMAC-SHA256 over an unambiguous
-//! encoding of the inputs.
+//! encoding of the inputs. [`crate::hasher`] derives the roots of chains.
+
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-
-use crate::chain::BlockHash;
 
 /// The secret of a cell. Routers with equal keys agree on every hash.
 #[derive(Clone, PartialEq, Eq)]
@@ -25,18 +24,6 @@ impl HashKey {
     #[must_use]
     pub const fn new(secret: [u8; 32]) -> Self {
         Self(secret)
-    }
-
-    /// The hash from which the chains of a scope start.
-    #[must_use]
-    pub fn root(&self, scope: &Scope<'_>) -> BlockHash {
-        let mut mac = self.mac(b"root");
-        field(&mut mac, Some(scope.model.as_bytes()));
-        field(&mut mac, scope.lora.map(str::as_bytes));
-        field(&mut mac, scope.salt.map(str::as_bytes));
-        let digest: [u8; 32] = mac.finalize().into_bytes().into();
-        let [a, b, c, d, e, f, g, h, ..] = digest;
-        BlockHash(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 
     /// The `cache_salt` that isolates one tenant's cached blocks from all others, as 32 hex digits.
@@ -60,7 +47,8 @@ impl HashKey {
         secret
     }
 
-    fn mac(&self, purpose: &[u8]) -> Hmac<Sha256> {
+    /// A code over fields, different for every purpose.
+    pub(crate) fn mac(&self, purpose: &[u8]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
         field(&mut mac, Some(purpose));
@@ -81,27 +69,8 @@ impl fmt::Debug for HashKey {
     }
 }
 
-/// What must be equal, besides the tokens, for a cached block to be reusable.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Scope<'a> {
-    /// The base model.
-    pub model: &'a str,
-    /// The LoRA adapter, if the request names one.
-    pub lora: Option<&'a str>,
-    /// The tenant's `cache_salt`, if tenants are isolated.
-    pub salt: Option<&'a str>,
-}
-
-impl<'a> Scope<'a> {
-    /// The base model alone: no adapter, no isolated tenant.
-    #[must_use]
-    pub const fn model(model: &'a str) -> Self {
-        Self { model, lora: None, salt: None }
-    }
-}
-
 /// Encodes presence, length and bytes, so that no two sequences of fields have the same encoding.
-fn field(mac: &mut Hmac<Sha256>, value: Option<&[u8]>) {
+pub(crate) fn field(mac: &mut Hmac<Sha256>, value: Option<&[u8]>) {
     match value {
         None => mac.update(&[0]),
         Some(bytes) => {
@@ -121,37 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_the_scope_and_the_key_changes_the_root() {
-        let key = HashKey::DEFAULT;
-        let scopes = [
-            Scope::model("m"),
-            Scope::model("ml"),
-            Scope { model: "m", lora: Some("l"), salt: None },
-            Scope { model: "m", lora: None, salt: Some("l") },
-            Scope { model: "m", lora: Some(""), salt: None },
-            Scope { model: "m", lora: None, salt: Some("") },
-            Scope { model: "m", lora: Some("l"), salt: Some("l") },
-            Scope { model: "", lora: Some("m"), salt: None },
-        ];
-        let other = HashKey::new([7; 32]);
-        let mut roots: Vec<_> = scopes.iter().map(|scope| key.root(scope)).collect();
-        roots.extend(scopes.iter().map(|scope| other.root(scope)));
-        let all = roots.len();
-        roots.sort_unstable();
-        roots.dedup();
-        assert_eq!(roots.len(), all);
-    }
-
-    #[test]
     fn the_key_is_never_printed() {
         assert_eq!(format!("{:?}", HashKey::new([65; 32])), "HashKey(..)");
     }
 
-    /// Replicas of different versions share an index: these values must never change.
+    /// Tenants keep their cached blocks over an upgrade: these values must never change.
     #[test]
-    fn roots_and_salts_are_stable_across_releases() {
-        let scope = Scope { model: "qwen3", lora: Some("sql"), salt: Some("s") };
-        assert_eq!(HashKey::DEFAULT.root(&scope), BlockHash(10_173_933_956_040_274_840));
+    fn salts_are_stable_across_releases() {
         let salt = HashKey::DEFAULT.cache_salt("tenant-a");
         assert_eq!(salt, "8da96ca4a17a24d3aee714c2915c8b50");
     }

@@ -8,7 +8,6 @@
 //! Tokenizers and chat templates are behind the feature `text`, on by default.
 #![forbid(unsafe_code)]
 
-mod chain;
 #[cfg(feature = "text")]
 pub mod chat;
 mod hasher;
@@ -16,9 +15,8 @@ mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
 
-pub use chain::{BlockHash, ContentHash};
-pub use hasher::{BlockHasher, TextChain, TextHasher};
-pub use key::{HashKey, Scope};
+pub use hasher::{BlockHash, BlockHasher, ContentHash, Scope, TextChain, TextHasher};
+pub use key::HashKey;
 #[cfg(feature = "text")]
 pub use tokenizer::{
     SpecialTokens, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,

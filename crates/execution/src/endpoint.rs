@@ -5,9 +5,8 @@
 //! every worker has its own pool.
 
 use crate::breaker::{BreakerRules, CallOutcome, CircuitBreaker};
-use crate::connection::Connection;
+use crate::connection::{Connection, Socket};
 use crate::egress_policy::{EgressDenied, EgressPolicy};
-use crate::io::Socket;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};

@@ -2,32 +2,110 @@
 //!
 //! Steps that start together form a group. The last step of the last group responds to the client;
 //! the executor waits for every group before it, whose response brings what the next group needs. A
-//! plan of one step is the simplest case and runs the same code. [`RetryState`] decides what
-//! follows a failure.
+//! plan of one step is the simplest case and runs the same code: [`PlanExecution::run_last_step`]
+//! and [`PlanExecution::attempt`]. What only plans of several steps need is in `multi_step.rs` and
+//! `kv_handover.rs`. [`RetryState`] decides what follows a failure.
 
-mod calls;
 mod kv_handover;
+mod multi_step;
 
-use crate::concurrent_steps::{
-    ConcurrentSteps, FailureCause, StepFailure, StepHalt, unless_one_fails,
+use crate::call::{
+    CallOptions, CancelledBy, InFlight, StepCall, Target, call, is_retryable, may_have_computed,
+    outcome, request, step_timeouts,
 };
 use crate::endpoint::Endpoint;
 use crate::failure::{CallError, CallFailure};
-use crate::in_flight::CancelledBy;
-use crate::replan::{CallOptions, PlanResponse, PrefillResult, Replan, StepCall};
-use crate::request_builder::is_retryable;
 use crate::response::EngineResponse;
-use crate::retry_state::{Producer, RetryDecision, RetryState, is_lease_valid};
-use crate::splice::field;
-use crate::transfer::{TransferState, offers_kv};
-use std::pin::pin;
+use crate::retry::{Producer, RetryDecision, RetryState, is_lease_valid};
+use crate::timeouts::coarse_deadline;
+use crate::transfer::{TransferState, reports_failed_load};
+use bytes::Bytes;
+use kv_handover::{KvHeld, check_load};
+use multi_step::{ConcurrentSteps, StepHalt, unless_one_fails};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
-    AfterFailure, FailurePolicy, Mark, Mutation, Name, PlanStep, Rejection, Retry, RoutingPlan,
+    CacheHint, FailurePolicy, Mark, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan,
     SkippedBecause, Start,
 };
+
+/// The router of a plan that is executed: it knows the addresses of pods, decides again when one
+/// fails, and is told about every call.
+pub trait Router: Send {
+    /// The address of a pod; none if it was removed.
+    fn target(&self, pod: PodId) -> Option<Target>;
+    /// Decides again; waits in the queue while no pod has capacity, as any request does.
+    fn replan(
+        &mut self,
+        retry: Retry<'_>,
+    ) -> impl Future<Output = Result<RoutingPlan, Rejection>> + Send;
+    /// The current time.
+    fn now(&self) -> Moment;
+    /// A random number of 63 bits that no other request has.
+    fn unique_id(&mut self) -> u64;
+    /// A call begins. Returns the time if calls are traced.
+    fn call_started(&self) -> Option<Moment> {
+        None
+    }
+    /// The request of a step was handed to its connection: it is written, or waits until the
+    /// connection is open. Called once per call, just before the task waits for the engine. Work
+    /// that the decision left behind, such as the index update, belongs here: the engine computes
+    /// meanwhile.
+    fn request_sent(&mut self) {}
+    /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
+    fn request_refused(&mut self, _pod: PodId) {}
+    /// Until this time an engine may hold KV cache for another engine, which frees it by loading
+    /// it; none if no engine does. If the plan is given up before, the engine keeps it until its
+    /// lease expires.
+    fn kv_held_until(&mut self, _until: Option<Moment>) {}
+    /// A call for which [`Self::call_started`] returned the time has its response, or has failed.
+    fn call_ended(&mut self, _called: CallAttempt<'_>) {}
+}
+
+/// A call that has its response, or has failed.
+#[derive(Clone, Copy, Debug)]
+pub struct CallAttempt<'a> {
+    /// The step of the plan.
+    pub step: &'a Name,
+    /// The endpoint that was called.
+    pub endpoint: &'a Endpoint,
+    /// When the call began.
+    pub started: Moment,
+    /// The error, if it failed.
+    pub failure: Option<&'a CallError>,
+}
+
+/// The response of a plan. Its load counts on the pod until `step` is dropped.
+#[derive(Debug)]
+pub struct PlanResponse {
+    /// The response, from its first body byte on.
+    pub answer: EngineResponse,
+    /// The step that responded.
+    pub step: PlanStep,
+    /// The endpoint that responded.
+    pub endpoint: Arc<Endpoint>,
+    /// The number of retries.
+    pub retries: u32,
+    /// Whether a step was skipped because it failed.
+    pub is_degraded: bool,
+    /// The prefill step whose KV cache the step loaded; boxed, because most plans have none.
+    pub prefill: Option<Box<PrefillResult>>,
+}
+
+/// The result of a prefill step. The decode engine counts all that it loaded as cached, so only the
+/// prefill response tells how much the prefix cache saved.
+#[derive(Clone, Debug)]
+pub struct PrefillResult {
+    /// The prefill pod.
+    pub pod: Option<PodId>,
+    /// The part of the prompt that the decision expected in the pod's cache.
+    pub cache: CacheHint,
+    /// The body of its response; empty if the steps were concurrent.
+    pub answer: Bytes,
+}
 
 /// Why the execution of a plan stopped.
 enum RunStop {
@@ -46,23 +124,6 @@ enum ReadUntil {
     End,
 }
 
-/// The lease of a step that says nothing about it; vLLM's default.
-const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-
-/// KV cache that the engine of an earlier step holds.
-struct KvHeld {
-    lease: Option<Duration>,
-    since: Moment,
-    /// Whether the engine holds it for another engine to load.
-    is_offered: bool,
-}
-
-impl KvHeld {
-    fn until(&self) -> Moment {
-        self.since + self.lease.unwrap_or(DEFAULT_LEASE)
-    }
-}
-
 /// A step whose last attempt failed.
 struct FailedStep {
     pod: Option<PodId>,
@@ -78,10 +139,10 @@ impl FailedStep {
     }
 }
 
-struct PlanExecution<'a, D> {
+struct PlanExecution<'a, R> {
     call: &'a StepCall,
     options: &'a CallOptions<'a>,
-    router: &'a mut D,
+    router: &'a mut R,
     retries: RetryState,
     transfer: TransferState,
     held: Option<KvHeld>,
@@ -95,11 +156,11 @@ struct PlanExecution<'a, D> {
 ///
 /// # Errors
 /// If every pod that could be tried failed, or none was left. The client has got nothing yet.
-pub async fn execute<D: Replan>(
+pub async fn execute<R: Router>(
     plan: RoutingPlan,
     call: &StepCall,
     options: &CallOptions<'_>,
-    router: &mut D,
+    router: &mut R,
 ) -> Result<PlanResponse, CallFailure> {
     options.budget.request();
     let mut execution = PlanExecution {
@@ -119,7 +180,7 @@ pub async fn execute<D: Replan>(
             Ok(response) => return Ok(response),
             Err(RunStop::Refused(response)) => return Ok(*response),
             Err(RunStop::Failed(failure)) => return Err(failure),
-            Err(RunStop::Restart(otherwise)) => match Box::pin(execution.decide_again()).await {
+            Err(RunStop::Restart(otherwise)) => match Box::pin(execution.replan_all()).await {
                 Ok(again) => plan = again,
                 Err(_no_pod) => {
                     execution.retry_not_made();
@@ -130,7 +191,7 @@ pub async fn execute<D: Replan>(
     }
 }
 
-impl<D: Replan> PlanExecution<'_, D> {
+impl<R: Router> PlanExecution<'_, R> {
     async fn run(&mut self, plan: RoutingPlan) -> Result<PlanResponse, RunStop> {
         self.transfer = TransferState::default();
         self.prefill = None;
@@ -152,7 +213,7 @@ impl<D: Replan> PlanExecution<'_, D> {
                 main = next;
             }
             if steps.peek().is_none() {
-                return self.respond(main, concurrent).await;
+                return self.run_last_step(main, concurrent).await;
             }
             if let Err(stop) = Box::pin(self.complete_group(main, concurrent)).await {
                 steps.for_each(|never_called| self.withdraw(&never_called));
@@ -162,8 +223,8 @@ impl<D: Replan> PlanExecution<'_, D> {
         Err(RunStop::Failed(CallFailure::Rejected(Rejection::unavailable("plan has no steps"))))
     }
 
-    /// The step that responds to the client.
-    async fn respond(
+    /// Calls pods for the step that responds to the client, until one does or the plan stops.
+    async fn run_last_step(
         &mut self,
         mut step: PlanStep,
         mut concurrent: ConcurrentSteps,
@@ -245,133 +306,99 @@ impl<D: Replan> PlanExecution<'_, D> {
         }
     }
 
-    /// Completes a group before the last: all of its steps must end before the next group starts.
-    async fn complete_group(
+    /// One call to the step's pod.
+    async fn attempt(
         &mut self,
-        main: PlanStep,
-        mut concurrent: ConcurrentSteps,
-    ) -> Result<(), RunStop> {
-        let mut completed = self.complete(main).await;
-        while completed.is_ok()
-            && let Some(ended) = concurrent.join_next().await
-        {
-            if let Ok(Err(failure)) = ended {
-                completed = self.dependency_failed(*failure);
-            }
-        }
-        concurrent.shutdown().await;
-        completed
-    }
-
-    /// Completes a step before the last: waits for its response and keeps what the next step needs.
-    async fn complete(&mut self, mut step: PlanStep) -> Result<(), RunStop> {
-        self.retries.begin_step();
-        loop {
-            if step.pod.is_none() {
-                step = match Box::pin(self.bind(&step.name)).await {
-                    Ok(bound) => bound,
-                    Err(_no_pod) if step.failure.then == AfterFailure::Skip => {
-                        self.skip_transfer();
-                        return Ok(());
-                    }
-                    Err(no_pod) => return Err(RunStop::Failed(CallFailure::Rejected(no_pod))),
-                };
-            }
-            let cause = match self.attempt(&mut step, CancelledBy::Client, ReadUntil::End).await {
-                Ok((answer, endpoint)) => {
-                    let status = answer.head.status;
-                    if status.is_success() {
-                        let since = self.router.now();
-                        let is_offered = offers_kv(&step.mutations);
-                        self.hold(Some(KvHeld { lease: step.lease, since, is_offered }));
-                        return Ok(());
-                    }
-                    let is_refused = status.is_client_error() && !is_retryable(status);
-                    if is_refused && may_be_cut_too_short(&step, &self.call.body) {
-                        // The next step shows whether the client is at fault.
-                        self.skip_transfer();
-                        return Ok(());
-                    }
-                    if is_refused {
-                        let response = self.response(answer, step, endpoint);
-                        return Err(RunStop::Refused(Box::new(response)));
-                    }
-                    CallError::Status(status)
-                }
-                Err(cause) => cause,
-            };
-            let Some(other) = self.replacement(step, cause).await? else { return Ok(()) };
-            step = other;
-        }
-    }
-
-    /// The failed step on another pod; none if the next step does its work.
-    async fn replacement(
-        &mut self,
-        step: PlanStep,
-        cause: CallError,
-    ) -> Result<Option<PlanStep>, RunStop> {
-        if matches!(cause, CallError::KvLoad) {
-            self.load_failed(&step)?;
-            return Ok(Some(step));
-        }
-        let FailedStep { pod, name, policy, cause } = FailedStep::new(step, cause);
-        if cause.is_final() {
-            return Err(RunStop::Failed(self.step_failed(name, cause)));
-        }
-        let mut next = self.failed(pod, policy);
-        if next == RetryDecision::OtherPod {
-            match Box::pin(self.bind(&name)).await {
-                Ok(other) => return Ok(Some(other)),
-                Err(_no_pod) => next = self.no_other_pod(policy),
-            }
-        }
-        match next {
-            RetryDecision::Skip => {
-                self.skip_transfer();
-                Ok(None)
-            }
-            _ => Err(self.stop(next, name, cause)),
-        }
-    }
-
-    /// A step failed on which the current one depends. The plan restarts with another pod, or the
-    /// current step does its work too.
-    fn dependency_failed(&mut self, failure: StepFailure) -> Result<(), RunStop> {
-        let StepFailure { step, cause } = failure;
-        let cause = match cause {
-            FailureCause::Failed(cause) => cause,
-            FailureCause::Refused(answer, endpoint) => {
-                self.withdraw(&step);
-                let response = self.response(*answer, step, endpoint);
-                return Err(RunStop::Refused(Box::new(response)));
+        step: &mut PlanStep,
+        cancelled_by: CancelledBy,
+        until: ReadUntil,
+    ) -> Result<(EngineResponse, Arc<Endpoint>), CallError> {
+        let pod = step.pod.ok_or(CallError::PodGone)?;
+        let target = self.router.target(pod).ok_or(CallError::PodGone)?;
+        let request = request(self.call, step, &target, &self.transfer)
+            .inspect_err(|_never_sent| self.withdraw(step))?;
+        let endpoint = target.endpoint;
+        let traced_since = self.router.call_started();
+        let in_flight = InFlight::begin(&endpoint, self.router.now(), cancelled_by);
+        let timeouts = step_timeouts(self.options, step);
+        let result = {
+            let called = pin!(call(&endpoint, self.options.worker, request, timeouts));
+            let called = pin!(after_first_poll(called, || self.router.request_sent()));
+            match step.computed_after.zip(step.reservation.as_mut()) {
+                None => called.await,
+                Some((time, load)) => computing(called, time, load).await,
             }
         };
-        if !cause.is_late() {
-            self.withdraw(&step);
-        }
-        if cause.is_final() {
-            return Err(RunStop::Failed(self.step_failed(step.name.clone(), cause)));
-        }
-        let budget = self.options.budget;
-        let now = self.router.now();
-        match self.retries.dependency_failed(step.pod, step.failure, || budget.spend(now)) {
-            RetryDecision::Skip => {
-                self.compute_without_prefill();
-                Ok(())
+        // Boxed, because it is rare: it must not swell the state of every request.
+        let result = match result {
+            Ok(answer)
+                if self.producer.is_some()
+                    && reports_failed_load(&step.mutations, &self.transfer) =>
+            {
+                Box::pin(check_load(answer)).await
             }
-            next => Err(self.stop(next, step.name.clone(), cause)),
+            result => result,
+        };
+        let result = match result {
+            Ok(answer) if until == ReadUntil::End => Box::pin(self.read_whole(step, answer)).await,
+            result => result,
+        };
+        in_flight.finish(outcome(&result), self.router.now());
+        if let Some(started) = traced_since {
+            let failure = result.as_ref().err();
+            let attempt = CallAttempt { step: &step.name, endpoint: &endpoint, started, failure };
+            self.router.call_ended(attempt);
+        }
+        if !may_have_computed(&result) {
+            self.withdraw(step);
+        }
+        result.map(|mut answer| {
+            answer.body.mark_client_traffic();
+            (answer, endpoint)
+        })
+    }
+
+    /// Decides the pod of one step.
+    async fn bind(&mut self, name: &Name) -> Result<PlanStep, Rejection> {
+        let mut steps = self.replan(Some(name)).await?.steps;
+        if steps.is_empty() {
+            return Err(Rejection::unavailable("plan has no steps"));
+        }
+        Ok(steps.swap_remove(0))
+    }
+
+    /// Decides the whole plan again; with the suspects if there is no plan without them, since they
+    /// may be alive.
+    async fn replan_all(&mut self) -> Result<RoutingPlan, Rejection> {
+        match self.replan(None).await {
+            Err(_no_pod) if self.retries.readmit_suspects() => self.replan(None).await,
+            decided => decided,
         }
     }
 
-    /// The prefill engine may have freed its KV cache: a decode step could read another request's
-    /// blocks.
-    fn lease_expired(&mut self, step: &PlanStep) -> RunStop {
-        self.withdraw(step);
+    /// Decides one step again, or the whole plan, without the pods that failed.
+    async fn replan(&mut self, step: Option<&Name>) -> Result<RoutingPlan, Rejection> {
+        self.router.replan(Retry { step, excluded: self.retries.excluded() }).await
+    }
+
+    fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> RetryDecision {
         let budget = self.options.budget;
         let now = self.router.now();
-        let next = self.retries.exhausted(AfterFailure::Restart, || budget.spend(now));
-        self.stop(next, step.name.clone(), CallError::LeaseExpired)
+        self.retries.failed(pod, policy, || budget.spend(now))
+    }
+
+    /// What follows when a retry found no other pod.
+    fn no_other_pod(&mut self, policy: FailurePolicy) -> RetryDecision {
+        self.retry_not_made();
+        let budget = self.options.budget;
+        let now = self.router.now();
+        self.retries.exhausted(policy.then, || budget.spend(now))
+    }
+
+    /// The retry found no pod, so it returns to the budget.
+    fn retry_not_made(&mut self) {
+        self.options.budget.give_back();
+        self.retries.not_retried();
     }
 
     fn stop(&self, next: RetryDecision, step: Name, cause: CallError) -> RunStop {
@@ -384,39 +411,6 @@ impl<D: Replan> PlanExecution<'_, D> {
 
     fn step_failed(&self, step: Name, cause: CallError) -> CallFailure {
         CallFailure::Step { step, tried: self.retries.tried().max(1) as usize, cause }
-    }
-
-    /// Decides the pod of one step.
-    async fn bind(&mut self, name: &Name) -> Result<PlanStep, Rejection> {
-        let mut steps = self.decide(Some(name)).await?.steps;
-        if steps.is_empty() {
-            return Err(Rejection::unavailable("plan has no steps"));
-        }
-        Ok(steps.swap_remove(0))
-    }
-
-    async fn decide(&mut self, step: Option<&Name>) -> Result<RoutingPlan, Rejection> {
-        self.router.replan(Retry { step, excluded: self.retries.excluded() }).await
-    }
-
-    fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> RetryDecision {
-        let budget = self.options.budget;
-        let now = self.router.now();
-        self.retries.failed(pod, policy, || budget.spend(now))
-    }
-
-    /// The retry found no pod, so it returns to the budget.
-    fn retry_not_made(&mut self) {
-        self.options.budget.give_back();
-        self.retries.not_retried();
-    }
-
-    /// What follows when a retry found no other pod.
-    fn no_other_pod(&mut self, policy: FailurePolicy) -> RetryDecision {
-        self.retry_not_made();
-        let budget = self.options.budget;
-        let now = self.router.now();
-        self.retries.exhausted(policy.then, || budget.spend(now))
     }
 
     fn response(
@@ -443,10 +437,35 @@ impl<D: Replan> PlanExecution<'_, D> {
     }
 }
 
-/// Whether an engine may refuse a call only because it is to end after one token: one token is no
-/// complete tool call, which the client requires.
-fn may_be_cut_too_short(step: &PlanStep, body: &[u8]) -> bool {
-    let is_cut = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
-    let choice = if is_cut { field(body, "tool_choice") } else { Ok(None) };
-    matches!(choice, Ok(Some(choice)) if !matches!(choice, b"null" | b"\"none\"" | b"\"auto\""))
+/// Calls `hook` once, after the first poll of a call: its request is on its way, and the task would
+/// wait next.
+async fn after_first_poll<T>(
+    mut called: Pin<&mut impl Future<Output = T>>,
+    hook: impl FnOnce(),
+) -> T {
+    let mut hook = Some(hook);
+    poll_fn(|context| {
+        let polled = called.as_mut().poll(context);
+        if let Some(hook) = hook.take() {
+            hook();
+        }
+        polled
+    })
+    .await
+}
+
+/// Waits for a response that is not streamed, and counts the prompt as computed when its estimated
+/// time has passed: otherwise the pod would seem to compute it until the last token is generated.
+async fn computing<T>(
+    mut called: Pin<&mut impl Future<Output = T>>,
+    time: Duration,
+    load: &mut Reservation,
+) -> T {
+    match tokio::time::timeout_at(coarse_deadline(time), called.as_mut()).await {
+        Ok(answered) => answered,
+        Err(_) => {
+            load.first_token();
+            called.await
+        }
+    }
 }

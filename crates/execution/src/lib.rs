@@ -9,40 +9,27 @@
 #![forbid(unsafe_code)]
 
 mod breaker;
-mod budget;
-mod coarse_timer;
-mod concurrent_steps;
+mod call;
 mod connection;
-mod coop_budget;
 mod egress_policy;
 mod endpoint;
 mod execute;
 mod failure;
-mod in_flight;
-mod io;
-mod io_waker;
-mod kv_load;
-mod replan;
-mod request_builder;
 mod response;
-mod retry_state;
-mod send;
+mod retry;
 mod splice;
 mod timeouts;
 mod transfer;
 
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
-pub use budget::{BudgetRules, RetryBudget};
-pub use coarse_timer::run_coarse_timer;
-pub use coop_budget::spend_coop_budget;
+pub use call::{CallOptions, StepCall, Target, call};
+pub use connection::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
-pub use execute::execute;
+pub use execute::{CallAttempt, PlanResponse, PrefillResult, Router, execute};
 pub use failure::{CallError, CallFailure, tls_error};
-pub use replan::{CallAttempt, CallOptions, PlanResponse, PrefillResult, Replan, StepCall, Target};
 pub use response::{EngineBody, EngineResponse};
-pub use retry_state::{Producer, RetryDecision, RetryState};
-pub use send::call;
+pub use retry::{BudgetRules, Producer, RetryBudget, RetryDecision, RetryState};
 pub use splice::{Edit, NotAnObject, field, splice};
-pub use timeouts::Timeouts;
+pub use timeouts::{Timeouts, run_coarse_timer};
 pub use transfer::transfer_fields;

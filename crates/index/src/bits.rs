@@ -1,4 +1,4 @@
-//! Sets and clears one pod's bits in the map, block by block.
+//! Sets and clears one pod's bits in the table, block by block.
 //!
 //! Only the holder of the pod's ledger lock creates a [`Bits`], so a pod's bits have one writer at
 //! a time; since the holder compares the pod's incarnation under that lock, no late event of an old
@@ -7,9 +7,8 @@
 
 use wornpath_blocks::BlockHash;
 
-use crate::directory::{Directory, ShardGuard, Tables, View};
+use crate::directory::{Directory, Numbering, ShardGuard, Tables, View};
 use crate::pod::PodSlot;
-use crate::set_page::Numbering;
 use crate::sets::{Rows, Sets};
 use crate::table::{
     Probe, SetId, TableKey, better_size, change, insert, is_crowded, is_sparse, locate, rebuild,

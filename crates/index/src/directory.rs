@@ -1,4 +1,4 @@
-//! The current tables and pages, for readers that take no lock.
+//! The current tables, and the pages of sets, for readers that take no lock.
 //!
 //! Each reader keeps its own [`View`] and reads two counters. At the start of a query, `published`
 //! tells whether a table was replaced since the view was taken. A replaced table is never written
@@ -8,13 +8,25 @@
 //!
 //! This needs no unsafe code and no hazard pointers: a view keeps its tables alive. The price is
 //! that an idle reader keeps old tables in memory; refresh it now and then, or drop it.
+//!
+//! Set numbers `1..=pods` are the sets of one pod; they need no storage. Larger numbers name a row
+//! of a page, which [`crate::sets`] allocates.
 
 use std::sync::Arc;
 
+use crate::pod::PodSlot;
 use crate::prefetch::prefetch_to_write;
-use crate::set_page::{Numbering, SetPage};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, yield_now};
-use crate::table::{SHARDS, SMALLEST, Table, table};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock, yield_now};
+use crate::table::{SHARDS, SMALLEST, SetId, Table, table};
+
+/// Rows in a page.
+#[cfg(not(loom))]
+pub(crate) const ROWS: usize = 256;
+#[cfg(loom)]
+pub(crate) const ROWS: usize = 2;
+
+/// The widest set, in words.
+pub(crate) const MAX_WORDS: usize = 64;
 
 /// The pages of sets in the order of their numbers, as of some moment.
 #[derive(Clone, Debug)]
@@ -23,7 +35,7 @@ pub(crate) struct Pages {
     changed: u64,
 }
 
-/// A shard of the map, written by one writer at a time.
+/// A shard of the table, written by one writer at a time.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Shard {
@@ -174,7 +186,7 @@ pub(crate) struct Directory {
     pub(crate) numbering: Numbering,
 }
 
-/// The size of the map's tables.
+/// The size of the table over all shards.
 #[derive(Clone, Copy)]
 pub(crate) struct MapSize {
     pub(crate) entries: usize,
@@ -291,5 +303,90 @@ impl Pages {
     #[inline]
     pub(crate) fn get(&self, page: usize) -> Option<&SetPage> {
         self.pages.get(page).map(|page| &**page)
+    }
+}
+
+/// Storage for some sets of more than one pod.
+#[derive(Debug)]
+pub(crate) struct SetPage {
+    words: Box<[AtomicU64]>,
+    /// By row: how many entries of the table use it.
+    uses: [AtomicU32; ROWS],
+    /// By row: the position in a chain where the set last ended, a hint for the next search.
+    ends: [AtomicU32; ROWS],
+}
+
+impl SetPage {
+    pub(crate) fn new(words: usize) -> Self {
+        Self {
+            words: (0..ROWS * words).map(|_| AtomicU64::new(0)).collect(),
+            uses: std::array::from_fn(|_| AtomicU32::new(0)),
+            ends: std::array::from_fn(|_| AtomicU32::new(0)),
+        }
+    }
+
+    /// The words of a row.
+    #[inline]
+    pub(crate) fn row(&self, row: usize) -> &[AtomicU64] {
+        let width = self.words.len() / ROWS;
+        &self.words[row * width..(row + 1) * width]
+    }
+
+    #[inline]
+    pub(crate) fn uses(&self, row: usize) -> &AtomicU32 {
+        &self.uses[row]
+    }
+
+    #[inline]
+    pub(crate) fn end_hint(&self, row: usize) -> u32 {
+        self.ends[row].load(Ordering::Relaxed)
+    }
+
+    /// Writes only a hint that changes, so that readers do not invalidate each other's cache lines.
+    pub(crate) fn set_end_hint(&self, row: usize, position: u32) {
+        if self.ends[row].load(Ordering::Relaxed) != position {
+            self.ends[row].store(position, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a set number stands for.
+#[derive(Clone, Copy)]
+pub(crate) enum NamedSet {
+    Empty,
+    Single(PodSlot),
+    Row(usize),
+}
+
+/// How set numbers are divided between single pods and rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbering {
+    pods: u32,
+    pub(crate) words: usize,
+}
+
+impl Numbering {
+    pub(crate) fn new(words: usize) -> Self {
+        Self { pods: words as u32 * 64, words }
+    }
+
+    #[inline]
+    pub(crate) fn decode(self, set: SetId) -> NamedSet {
+        if set.0 > self.pods {
+            NamedSet::Row((set.0 - self.pods - 1) as usize)
+        } else if set.0 == 0 {
+            NamedSet::Empty
+        } else {
+            NamedSet::Single(PodSlot((set.0 - 1) as u16))
+        }
+    }
+
+    #[inline]
+    pub(crate) fn single(slot: PodSlot) -> SetId {
+        SetId(u32::from(slot.0) + 1)
+    }
+
+    pub(crate) fn row(self, row: usize) -> SetId {
+        SetId(self.pods + 1 + row as u32)
     }
 }

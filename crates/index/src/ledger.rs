@@ -1,6 +1,6 @@
 //! The ledger of one pod: the exact state of its engine's cache.
 //!
-//! The map stores bits; the ledger stores why they are set. It resolves the engine's hashes to our
+//! The table stores bits; the ledger stores why they are set. It resolves the engine's hashes to our
 //! own, counts copies per tier, keeps orphans and speculative blocks, and knows whether the pod's
 //! prefixes may have holes. It changes no bit itself: it lists the blocks whose bit is to be set or
 //! cleared, and the caller, which holds the ledger's lock, applies that list before the next event.
@@ -9,14 +9,12 @@ use std::collections::HashMap;
 
 use wornpath_blocks::BlockHash;
 
-use crate::block_map::BlockMap;
-use crate::digest::{BlockDigest, PodDigest};
 use crate::event::{EngineHash, Tier};
 use crate::orphans::Orphans;
 use crate::replicas::{BlockLocation, Replicas};
 use crate::sequence::Sequence;
 use crate::slab::{EntryId, Flag, Slab};
-use crate::speculative::SpeculativeBlocks;
+use crate::speculative::{BlockMap, SpeculativeBlocks};
 
 /// How several stores of one block on one tier are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -352,4 +350,45 @@ fn remove_duplicate(duplicates: &mut BlockMap<u32>, block: BlockHash) -> bool {
         duplicates.remove(&block);
     }
     true
+}
+
+/// A cheap check whether two sides agree on a set of blocks: the number of hashes and their
+/// exclusive or. Equal sets have equal digests; unequal sets have
+/// equal digests with a probability of about 2^-64.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BlockDigest {
+    /// The number of hashes.
+    pub count: u64,
+    /// Their exclusive or.
+    pub xor: u64,
+}
+
+impl BlockDigest {
+    /// Adds a hash.
+    pub fn add(&mut self, hash: u64) {
+        self.count += 1;
+        self.xor ^= hash;
+    }
+
+    pub(crate) fn add_all(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
+        self.count += hashes.len() as u64;
+        self.xor ^= hashes.fold(0, |xor, hash| xor ^ hash);
+    }
+
+    /// Removes a hash that was added.
+    pub fn remove(&mut self, hash: u64) {
+        self.count -= 1;
+        self.xor ^= hash;
+    }
+}
+
+/// The digests of a pod's blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PodDigest {
+    /// The last sequence number applied, if the source numbers its batches.
+    pub last_sequence: Option<u64>,
+    /// Per tier, over the engine's own hashes: to compare with the engine.
+    pub tiers: [BlockDigest; 4],
+    /// Over our hashes of all blocks held on any tier: to compare with another router.
+    pub blocks: BlockDigest,
 }

@@ -5,7 +5,7 @@
 //! equal to a scan of every pod's cache, also when evictions left holes, copies are on several
 //! tiers, events were duplicated, late or without their parents, or a pod was just removed.
 //!
-//! The map from block to pods ([`table`]) stores the number of a set ([`sets`]) for each block; a
+//! The table of blocks ([`table`]) stores the number of a set ([`sets`]) for each block; a
 //! query searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`]
 //! that resolves its engine's own hashes and counts copies. Readers and writers keep references to
 //! the current tables ([`directory`]), so queries run without locks. The only unsafe code
@@ -39,9 +39,6 @@
 
 mod alias_table;
 mod bits;
-mod block_map;
-mod depths;
-mod digest;
 mod directory;
 mod event;
 mod export;
@@ -55,31 +52,26 @@ mod prefetch;
 mod prefixes;
 mod replicas;
 mod sequence;
-mod set_page;
 mod sets;
 mod slab;
 mod speculative;
 mod state;
-mod stats;
 mod steps;
 mod sync;
 mod table;
 mod writer;
 
-pub use depths::{Depths, Level};
-pub use digest::{BlockDigest, PodDigest};
 pub use event::{CacheEvent, Content, EngineHash, Location, Parent, StoredBlocks, Tier};
 pub use export::{ExportedBlock, ExportedParent, RestoreError};
-pub use index::Index;
-pub use ledger::PodCounters;
-pub use lookup::IndexReader;
+pub use index::{Index, PodStats, Stats};
+pub use ledger::{BlockDigest, PodCounters, PodDigest};
+pub use lookup::{Depths, IndexReader, Level};
 pub use pod::{Capacity, PodId, PodSet, PodSlot};
 pub use prefixes::{PrefixLimits, PrefixRun, Prefixes};
 pub use replicas::BlockLocation;
 pub use sequence::Applied;
 pub use speculative::Moment;
 pub use state::{IndexLimits, NoSlot, PodRemoved};
-pub use stats::{PodStats, Stats};
 #[doc(hidden)]
 pub use steps::within_steps;
 pub use writer::{IndexWriter, Snapshot, Swept};

@@ -1,4 +1,4 @@
-//! The search for drop-off depths.
+//! The lookup: a search for drop-off depths, and its result.
 //!
 //! Along a chain the set of pods that hold a block only shrinks, as long as pods have no holes: a
 //! pod that holds block i holds all blocks before it. Equal sets have equal numbers, so if two
@@ -19,11 +19,9 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
-use crate::depths::Depths;
-use crate::directory::View;
+use crate::directory::{MAX_WORDS, NamedSet, ROWS, View};
 use crate::ledger::Ledger;
-use crate::pod::{PodId, word_and_bit};
-use crate::set_page::{MAX_WORDS, NamedSet, ROWS};
+use crate::pod::{PodId, PodSet, PodSlot, word_and_bit};
 use crate::state::IndexState;
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Probe, SetId, find_slowly};
@@ -51,6 +49,79 @@ pub struct IndexReader {
     state: Arc<IndexState>,
     view: View,
     search: Search,
+}
+
+/// The pods that hold a chain, grouped by the number of leading blocks they hold. Made to be
+/// reused: after the first few queries, a lookup allocates nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Depths {
+    width: usize,
+    depths: Vec<u32>,
+    words: Vec<u64>,
+}
+
+/// The pods that hold exactly `depth` leading blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Level<'a> {
+    /// Leading blocks of the chain, without a hole. At least one.
+    pub depth: usize,
+    /// The pods that hold exactly that many. At least one pod.
+    pub pods: PodSet<'a>,
+}
+
+impl Depths {
+    /// The levels, shallowest first. Pods that hold nothing are in none.
+    pub fn levels(&self) -> impl DoubleEndedIterator<Item = Level<'_>> {
+        self.depths.iter().enumerate().map(|(at, depth)| Level {
+            depth: *depth as usize,
+            pods: PodSet::new(&self.words[at * self.width..(at + 1) * self.width]),
+        })
+    }
+
+    /// The deepest level, if any pod holds the first block.
+    #[must_use]
+    pub fn deepest(&self) -> Option<Level<'_>> {
+        self.levels().next_back()
+    }
+
+    /// How many leading blocks one pod holds.
+    #[must_use]
+    pub fn depth(&self, slot: PodSlot) -> usize {
+        let (word, bit) = word_and_bit(slot);
+        self.depths
+            .iter()
+            .enumerate()
+            .find(|(at, _)| self.words[at * self.width + word] & bit != 0)
+            .map_or(0, |(_, depth)| *depth as usize)
+    }
+
+    /// Writes the depth of each pod to the position of its slot, zero for pods that hold nothing.
+    /// Ignores slots beyond the buffer.
+    pub fn depths_into(&self, depths: &mut [u32]) {
+        depths.fill(0);
+        for level in self.levels() {
+            for slot in level.pods.iter() {
+                if let Some(depth) = depths.get_mut(slot.position()) {
+                    *depth = level.depth as u32;
+                }
+            }
+        }
+    }
+
+    fn reset(&mut self, width: usize) {
+        self.width = width;
+        self.depths.clear();
+        self.words.clear();
+    }
+
+    /// Adds a level, unless it has no pod.
+    #[inline]
+    fn push<const WORDS: usize>(&mut self, depth: usize, pods: [u64; WORDS]) {
+        if pods != [0; WORDS] {
+            self.depths.push(depth as u32);
+            self.words.extend_from_slice(&pods);
+        }
+    }
 }
 
 /// Buffers of a search, reused by the next one.

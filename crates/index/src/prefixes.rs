@@ -1,7 +1,7 @@
 //! The largest prefixes that pods hold, for the admin page: which pods hold what, and where prompts
 //! diverge.
 //!
-//! The map stores no order among blocks, but every ledger knows the parent of each of its blocks.
+//! The table stores no order among blocks, but every ledger knows the parent of each of its blocks.
 //! So a bounded number of entries is copied from each ledger, pods are merged by block, and blocks
 //! without branches between them that the same pods hold become one run. The largest runs are
 //! returned, each after its parent. Queries are not delayed; the events of a pod wait while its

@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use crate::directory::{Directory, Pages};
+use crate::directory::{Directory, MAX_WORDS, NamedSet, Numbering, Pages, ROWS, SetPage};
 use crate::pod::{PodSlot, word_and_bit};
-use crate::set_page::{MAX_WORDS, NamedSet, Numbering, ROWS, SetPage};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::table::{SETS, SetId};
 

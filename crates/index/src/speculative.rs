@@ -20,13 +20,12 @@
 //! counted in steps: a prefix that is used a thousand times a second is renewed once per step.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
-
-use crate::block_map::BlockMap;
 
 /// A point in time: the duration since a fixed instant that the caller chose. The index reads no
 /// clock: a simulator passes virtual time, a server passes real time.
@@ -491,6 +490,31 @@ impl SpeculativeBlocks {
                 self.confirmed_parents.remove(&block);
             }
         }
+    }
+}
+
+/// A map by block hash. A block hash is a keyed hash already: no client can choose its bucket, so it
+/// is used unchanged. The standard library's hasher would cost more than the rest of a speculative
+/// insert.
+pub(crate) type BlockMap<T> = HashMap<BlockHash, T, BuildHasherDefault<IdentityHasher>>;
+
+/// Returns the key as its hash.
+#[derive(Default)]
+pub(crate) struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = self.0.rotate_left(8) ^ hash;
     }
 }
 

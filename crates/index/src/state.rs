@@ -1,17 +1,16 @@
 //! The state that all readers and writers of an index share.
 //!
 //! A pod is removed in two steps. First a compare-and-swap clears its bit in the alive mask, and
-//! every later query masks the pod out. Then its bits in the map are cleared, in steps that the
+//! every later query masks the pod out. Then its bits in the table are cleared, in steps that the
 //! caller drives ([`crate::IndexWriter::sweep`]); only after that may another pod get its slot.
 //!
 //! Lock order: ledger, shard, register of sets, pages or recycling. Queries take no lock.
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::directory::Directory;
+use crate::directory::{Directory, Numbering};
 use crate::ledger::Ledger;
 use crate::pod::{Capacity, PodId, PodSlot, word_and_bit};
-use crate::set_page::Numbering;
 use crate::sets::Sets;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 

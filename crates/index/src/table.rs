@@ -59,7 +59,7 @@ const MARKS: u64 = 0xff << MARKS_SHIFT;
 const OVERFLOWED: u64 = 0xff << 48;
 const ONE_OVERFLOW: u64 = 1 << 48;
 
-/// Number of a set of pods; see [`crate::set_page`]. Zero is the empty set and marks a free way.
+/// Number of a set of pods; see [`crate::sets`]. Zero is the empty set and marks a free way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SetId(pub(crate) u32);
 

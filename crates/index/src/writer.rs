@@ -1,7 +1,7 @@
 //! Changes to the index: events, snapshots, speculative inserts, and the sweep of removed pods.
 //!
 //! Each change locks the ledger of one pod, lets it list the blocks whose bits change, and applies
-//! that list to the map before the next event. Writers of different pods contend only for shards.
+//! that list to the table before the next event. Writers of different pods contend only for shards.
 
 use std::sync::Arc;
 
@@ -402,7 +402,7 @@ impl PodChange<'_> {
         rest
     }
 
-    /// Applies the ledger's changes to the map. A pod becomes a suspect before a change that may
+    /// Applies the ledger's changes to the table. A pod becomes a suspect before a change that may
     /// leave it with holes, and stops being one after a change that fills the last hole.
     fn commit(&mut self) {
         let Self { state, scratch: WriterScratch { view, set, clear }, slot, ledger } = self;

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use wornpath_index::{Moment, PodId};
 
-use crate::context::{DecisionEnv, RoutingContext};
 use crate::decide::Retry;
+use crate::decision_state::DecisionEnv;
 use crate::fleet::{BreakerState, Fleet, FleetPod, Health};
 use crate::name::Name;
 use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::Profile;
 use crate::request::Request;
+use crate::slot::RoutingContext;
 use crate::stage::Rejection;
 use crate::wait_queue::{
     Enqueued, Priority, QueueEntry, QueueFull, QueueRules, QueueRulesError, Ticket, WaitQueue,

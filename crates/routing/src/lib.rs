@@ -40,8 +40,8 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
-mod context;
 mod decide;
+mod decision_state;
 mod explain;
 mod fleet;
 pub mod fleet_spec;
@@ -58,19 +58,17 @@ mod request;
 mod rng;
 mod selector;
 pub mod slot;
-mod speculative_insert;
 mod stage;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "text")]
 mod text;
-mod values;
 mod wait_queue;
 mod workflow;
 
 pub use assembly::PluginView;
-pub use context::{DecisionEnv, DecisionState, RoutingContext};
 pub use decide::Retry;
+pub use decision_state::{DecisionEnv, DecisionState, RoutingHistory, SpeculativeInsert};
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
     Recorder, ScorerExplanation, StepExplanation,
@@ -91,15 +89,16 @@ pub use plugins::SPEEDS;
 pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
-pub use slot::{Reads, Slot, Writes};
-pub use speculative_insert::{RoutingHistory, SpeculativeInsert};
+pub use slot::{
+    Attributes, BlockHashes, Picked, PlanHint, Reads, RingKey, RoutingContext, SessionKey, Slot,
+    Tokens, Writes,
+};
 pub use stage::{
     CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
     Preparing, Rejection, Scale, Score, Stage, WhenEmpty,
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
-pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey, Tokens};
 pub use wornpath_yaml::{
     Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value,
 };

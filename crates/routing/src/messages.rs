@@ -4,8 +4,6 @@
 //! more than everything else. So they stay bytes: a scan only checks that they are JSON, and where
 //! they end.
 
-#[cfg(feature = "text")]
-mod turns;
 mod walk;
 
 use std::fmt;
@@ -16,6 +14,8 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use serde_json::{Map, Value};
 
+#[cfg(feature = "text")]
+pub(crate) use walk::WrittenSpan;
 pub(crate) use walk::{Token, Walk};
 
 /// The messages of a chat.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wornpath_blocks::BlockHash;
 use wornpath_index::{Location, Moment, PodId, Tier};
+use wornpath_yaml as yaml;
 
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
@@ -174,18 +175,42 @@ impl Transfer {
     pub const fn cuts_prefill_short(self) -> bool {
         !matches!(self, Self::Bootstrap)
     }
+}
 
-    /// Its word in YAML.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Nixl => "nixl",
-            Self::Bootstrap => "bootstrap",
-            Self::SharedStorage => "shared_storage",
-            Self::Mooncake => "mooncake",
-            Self::TensorRt => "tensorrt",
+/// The words of the protocols in YAML, each once: they are written, accepted and read from here.
+macro_rules! transfer_words {
+    ($($transfer:ident => $word:literal,)*) => {
+        impl Transfer {
+            /// All of them.
+            pub(crate) const WORDS: &[&str] = &[$($word),*];
+
+            /// Its word in YAML.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self {
+                    $(Self::$transfer => $word,)*
+                }
+            }
         }
-    }
+
+        impl yaml::FromValue for Transfer {
+            /// Never none for a parameter that takes one of [`Transfer::WORDS`].
+            fn from_value(value: &yaml::Value) -> Option<Self> {
+                match value {
+                    $(yaml::Value::Word($word) => Some(Self::$transfer),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+transfer_words! {
+    Nixl => "nixl",
+    Bootstrap => "bootstrap",
+    SharedStorage => "shared_storage",
+    Mooncake => "mooncake",
+    TensorRt => "tensorrt",
 }
 
 /// Something unusual about a decision.

@@ -12,9 +12,8 @@ use wornpath_yaml::{FromValue, Parameter, Problem, ProblemKind, SettingValues, S
 
 use crate::models::Models;
 use crate::name::Role;
-use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
+use crate::slot::{BlockHashes, Picked, ProfileId, Reads, Slot, SlotKind, Writes};
 use crate::stage::{Filter, HeldDepth, Pick, Prepare, Score, Stage};
-use crate::values::{BlockHashes, Picked};
 
 /// The type of a parameter that is another picker; [`Assembly::picker`] makes it.
 pub const PICKER: Takes = Takes::Nested("a picker, such as `max_score`");

@@ -1,30 +1,27 @@
 //! A profile: plugins and steps, checked as a whole. A value of this type is valid.
 
-mod hold;
 mod read;
 mod render;
 mod slots;
-mod speculation;
-mod stages;
 mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use hold::HOLD;
+pub(crate) use read::HOLD;
+pub use read::WithoutEvents;
 use render::ProfileView;
 pub use render::{SlotGraph, StepView};
-pub use speculation::WithoutEvents;
 
-use crate::context::RoutingContext;
 use crate::explain::Recorder;
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
 use crate::request::Request;
-use crate::slot::{ProfileId, Reads, SlotKind, Slots};
+use crate::slot::{
+    Attributes, BlockHashes, ProfileId, Reads, RoutingContext, SlotKind, Slots, Tokens,
+};
 use crate::stage::{ConfiguredFilter, Prepare, Preparing, Rejection};
-use crate::values::{Attributes, BlockHashes, Tokens};
 use crate::wait_queue::{QueueRules, Tenant};
 use crate::workflow::WorkflowStep;
 

@@ -9,7 +9,7 @@ use wornpath_index::{
     CacheEvent, Content, EngineHash, Index, IndexLimits, Location, Parent, StoredBlocks, Tier,
 };
 
-use crate::context::{DecisionEnv, DecisionState, RoutingContext};
+use crate::decision_state::{DecisionEnv, DecisionState};
 use crate::explain::{Explanation, Recorder};
 use crate::fleet::{Fleet, FleetPod, PodFacts};
 use crate::models::Models;
@@ -17,6 +17,7 @@ use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::{Profile, ProfileEnv};
 use crate::request::{ModelChoice, Prompt, Request};
 use crate::rng::Rng;
+use crate::slot::RoutingContext;
 
 /// Tokens in a block of the test model.
 pub(crate) const BLOCK: usize = 4;

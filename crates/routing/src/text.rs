@@ -1,13 +1,16 @@
 //! [`Tokenize`] by the engine's own rules: the chat template and the tokenizer of a model.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, PromptEnding, Rendered, WallTime};
+use wornpath_blocks::chat::{
+    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, WallTime,
+};
 use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
 
-use crate::messages::Messages;
+use crate::messages::{Messages, Walk, WrittenSpan};
 use crate::models::{Tokenize, TokenizeError};
 use crate::request::{Prompt, Request};
 
@@ -59,7 +62,7 @@ impl TextTokenizer {
         // A template writes its special tokens itself.
         let framing = framing(&request.fields).unwrap_or(SpecialTokens::InText);
         if tools.is_none()
-            && let Some(turns) = messages.turns()
+            && let Some(turns) = turns(messages)
         {
             let mut text = PROMPT.take();
             text.clear();
@@ -132,11 +135,50 @@ impl Tokenize for TextTokenizer {
     }
 }
 
+/// The turns of a conversation of nothing but texts that was taken from a body, without a tree.
+fn turns(messages: &Messages) -> Option<Vec<ChatTurn<'_>>> {
+    let mut walk = Walk::new(messages.written()?);
+    let mut turns = Vec::new();
+    while walk.has_member(b']')? {
+        turns.push(turn(&mut walk)?);
+    }
+    Some(turns)
+}
+
+fn turn<'a>(walk: &mut Walk<'a>) -> Option<ChatTurn<'a>> {
+    if walk.next()? != b'{' {
+        return None;
+    }
+    let mut role = None;
+    let mut content = None;
+    while walk.has_member(b'}')? {
+        let field = match walk.string()?.text {
+            "role" => &mut role,
+            "content" => &mut content,
+            _ => return None,
+        };
+        walk.expect(b':')?;
+        let is_text = walk.next()? == b'"';
+        // Of several of one name, a parser takes the last.
+        if !is_text || field.replace(walk.string()?).is_some() {
+            return None;
+        }
+    }
+    Some(ChatTurn { role: unescaped(role?), content: unescaped(content?) })
+}
+
+/// A string's text, copied only if it has escapes.
+fn unescaped(written: WrittenSpan<'_>) -> Cow<'_, str> {
+    if written.has_escapes { written.text().into() } else { written.text.into() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
     use serde_json::json;
-    use wornpath_blocks::chat::{ChatTurn, TokenizerConfig};
+    use wornpath_blocks::chat::TokenizerConfig;
 
     #[test]
     fn a_template_gets_the_requests_time_and_the_ending_that_it_asks_for() {
@@ -187,7 +229,7 @@ mod tests {
                 let mut body = more;
                 body["messages"] =
                     json!([{"role": "system", "content": a}, {"role": "user", "content": b}]);
-                let bytes = bytes::Bytes::from(body.to_string());
+                let bytes = Bytes::from(body.to_string());
                 let (written, _) = Messages::take_from(&bytes).unwrap();
                 let parsed = Messages::from(written.to_vec());
                 let found = tokens(&by_bytes, &body, written);
@@ -215,5 +257,64 @@ mod tests {
         assert_eq!(set(json!({"add_special_tokens": null})), None);
         assert_eq!(set(json!({"add_special_tokens": false})), Some(SpecialTokens::InText));
         assert_eq!(set(json!({"add_special_tokens": true})), Some(SpecialTokens::Added));
+    }
+
+    fn take(list: &str) -> Option<Messages> {
+        let body = format!(r#"{{"messages":{list}}}"#);
+        Messages::take_from(&Bytes::from(body)).map(|(messages, _)| messages)
+    }
+
+    /// The turns as a parser finds them, which are the messages.
+    fn spelled_out(messages: &Messages) -> Option<Vec<Value>> {
+        let spell = |turn: ChatTurn<'_>| json!({"role": turn.role, "content": turn.content});
+        let turns: Vec<_> = turns(messages)?.into_iter().map(spell).collect();
+        assert_eq!(turns, messages[..]);
+        Some(turns)
+    }
+
+    #[test]
+    fn turns_are_what_has_a_role_and_a_text_and_nothing_else() {
+        let found = |list: &str| spelled_out(&take(list).unwrap());
+        assert_eq!(found("[]"), Some(vec![]));
+        let usual =
+            r#"[ {"role" : "user", "content" : "a\n\u00e9\"é"} ,{"content":"","role":"b"}]"#;
+        assert_eq!(found(usual).unwrap().len(), 2);
+        for unusual in [
+            "[1]",
+            "[[]]",
+            "[{}]",
+            r#"["role"]"#,
+            r#"[{"role":"user"}]"#,
+            r#"[{"content":"a"}]"#,
+            r#"[{"role":"user","content":null}]"#,
+            r#"[{"role":"user","content":["a"]}]"#,
+            r#"[{"role":"user","content":"a","name":"b"}]"#,
+            r#"[{"role":"user","content":"a","content":"b"}]"#,
+            r#"[{"role":"user","content":"a","c\u006fntent":"b"}]"#,
+            r#"[{"role":"user","content":"a"},{}]"#,
+        ] {
+            assert_eq!(found(unusual), None, "{unusual}");
+        }
+        let parsed: Messages = vec![json!({"role": "user", "content": "a"})].into();
+        assert_eq!(turns(&parsed), None);
+    }
+
+    proptest! {
+        #[test]
+        fn turns_are_what_a_parser_finds(
+            said in prop::collection::vec((".{0,4}", ".{0,4}"), 0..4),
+            damage in prop::option::of((any::<prop::sample::Index>(), any::<char>())),
+        ) {
+            let turn = |(role, content): (String, String)| json!({"role": role, "content": content});
+            let mut list: Vec<char> =
+                Value::from_iter(said.into_iter().map(turn)).to_string().chars().collect();
+            if let Some((at, character)) = damage {
+                let at = at.index(list.len());
+                list[at] = character;
+            }
+            let taken = take(&String::from_iter(list));
+            let turns = taken.as_ref().and_then(spelled_out);
+            prop_assert!(turns.is_some() || damage.is_some());
+        }
     }
 }

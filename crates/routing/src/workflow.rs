@@ -3,7 +3,6 @@
 //! There is one mechanism, a list of steps; `single` and `prefill_decode` are shorthands for lists.
 //! A step can be left out when too little of the prompt is uncached to be worth it.
 
-mod dead_settings;
 mod read;
 
 use std::time::Duration;
@@ -14,8 +13,7 @@ use wornpath_yaml::{Span, Value, writer};
 use crate::name::{Name, Role};
 use crate::plan::{FailurePolicy, Mutation, Start};
 use crate::selector::Selector;
-use crate::slot::Writes;
-use crate::values::Picked;
+use crate::slot::{Picked, Writes};
 
 /// The position of a step's selector in the profile.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,7 +3,6 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::key::Scope;
 
 fn hasher(block_size: usize) -> BlockHasher {
     BlockHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(block_size).unwrap())
@@ -168,4 +167,61 @@ fn chains_are_stable_across_releases() {
     let expected =
         [2_467_100_021_534_822_678, 11_442_290_665_802_563_844, 2_497_665_296_290_155_776];
     assert_eq!(chain(16, &tokens), expected.map(BlockHash));
+}
+
+#[test]
+fn order_matters() {
+    let a = ContentHash(1);
+    let b = ContentHash(2);
+    let root = BlockHash(7);
+    assert_ne!(root.then(a).then(b), root.then(b).then(a));
+}
+
+#[test]
+fn one_flipped_bit_anywhere_changes_every_later_hash_and_about_half_its_bits() {
+    let contents: Vec<_> =
+        (0..8).map(|i| ContentHash(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(i))).collect();
+    let whole: Vec<_> = BlockHash(3).chain(&contents).collect();
+    let mut flipped_bits = 0;
+    for bit in 0..64 {
+        let mut other = contents.clone();
+        other[2].0 ^= 1 << bit;
+        let changed: Vec<_> = BlockHash(3).chain(&other).collect();
+        assert_eq!(whole[..2], changed[..2]);
+        for i in 2..8 {
+            assert_ne!(whole[i], changed[i], "bit {bit}, block {i}");
+        }
+        flipped_bits += (whole[7].0 ^ changed[7].0).count_ones();
+    }
+    let mean = f64::from(flipped_bits) / 64.0;
+    assert!((28.0..36.0).contains(&mean), "mean {mean} of 64 bits");
+}
+
+#[test]
+fn every_part_of_the_scope_and_the_key_changes_the_root() {
+    let key = HashKey::DEFAULT;
+    let scopes = [
+        Scope::model("m"),
+        Scope::model("ml"),
+        Scope { model: "m", lora: Some("l"), salt: None },
+        Scope { model: "m", lora: None, salt: Some("l") },
+        Scope { model: "m", lora: Some(""), salt: None },
+        Scope { model: "m", lora: None, salt: Some("") },
+        Scope { model: "m", lora: Some("l"), salt: Some("l") },
+        Scope { model: "", lora: Some("m"), salt: None },
+    ];
+    let other = HashKey::new([7; 32]);
+    let mut roots: Vec<_> = scopes.iter().map(|scope| key.root(scope)).collect();
+    roots.extend(scopes.iter().map(|scope| other.root(scope)));
+    let all = roots.len();
+    roots.sort_unstable();
+    roots.dedup();
+    assert_eq!(roots.len(), all);
+}
+
+/// Replicas of different versions share an index: these values must never change.
+#[test]
+fn roots_are_stable_across_releases() {
+    let scope = Scope { model: "qwen3", lora: Some("sql"), salt: Some("s") };
+    assert_eq!(HashKey::DEFAULT.root(&scope), BlockHash(10_173_933_956_040_274_840));
 }

@@ -1,7 +1,9 @@
-//! One message's events, in buffers that are reused for the next message.
+//! One message's events, in flat buffers.
 //!
 //! Hashes, tokens and extra keys of all events are in three flat lists, and an event holds ranges
-//! of them: decoding a stream allocates nothing once the buffers have grown to its usual size.
+//! of them: decoding allocates for the lists, not for each event. A caller that decodes into the
+//! same batch again allocates only for a message that is larger than those before it. Transports
+//! do not: a pod may hold a batch back, so each message has a batch of its own.
 
 use super::extra::{ExtraKeysBuffer, Span, WireExtraKeys};
 use bytes::Bytes;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_execution::{
-    BreakerRules, BudgetRules, CallFailure, CallOptions, Endpoint, PlanResponse, Replan,
-    RetryBudget, StepCall, Target, Timeouts, WorkerNumber, execute,
+    BreakerRules, BudgetRules, CallFailure, CallOptions, Endpoint, PlanResponse, RetryBudget,
+    Router, StepCall, Target, Timeouts, WorkerNumber, execute,
 };
 use wornpath_index::{Index, IndexLimits, Moment, PodId};
 use wornpath_routing::{
@@ -186,7 +186,7 @@ fn bound(step: &Step, pod: &Pod) -> PlanStep {
 /// The router of one request.
 struct MockRouter<'a>(&'a World);
 
-impl Replan for MockRouter<'_> {
+impl Router for MockRouter<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         let pod = self.0.pods.iter().find(|it| it.id == pod)?;
         let endpoint = Arc::clone(&pod.endpoint);

@@ -1,7 +1,7 @@
 //! Execute: runs a plan, decides again after failures, and updates the index.
 //!
 //! The speculative insert of the plan is committed when its request was handed to the connection
-//! ([`Replan::request_sent`]): the engine computes meanwhile.
+//! ([`Router::request_sent`]): the engine computes meanwhile.
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::{CallTrace, RequestTrace, kept};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use wornpath_execution::{
-    CallAttempt, CallFailure, CallOptions, PlanResponse, Replan, StepCall, Target, execute,
+    CallAttempt, CallFailure, CallOptions, PlanResponse, Router, StepCall, Target, execute,
 };
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
@@ -80,7 +80,7 @@ impl Drop for Replanner<'_> {
     }
 }
 
-impl Replan for Replanner<'_> {
+impl Router for Replanner<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         self.snapshot.target(pod)
     }

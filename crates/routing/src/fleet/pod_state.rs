@@ -1,9 +1,14 @@
 //! The current state of a pod: load, health, speed, and how far its cache events can be trusted.
+//! Load is reserved for a request from the plan until its step ends.
 //!
 //! A few cache lines of relaxed atomics, one of them for the [learnt](super::learnt_rates) speed.
 //! Each figure is exact on its own; two figures that are read one after another may be of slightly
 //! different moments, which no policy can notice.
+//!
+//! Load counts from the moment a plan is made, so that the next decision sees it, and is given back
+//! exactly once, when the [`Reservation`] is dropped, whatever way the request went.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -385,4 +390,125 @@ impl PodState {
         self.decoding.fetch_sub(1, Relaxed);
         self.decode_tokens.fetch_sub(tokens, Relaxed);
     }
+}
+
+/// Load that one step of a plan puts on one pod. Dropping it gives the load back.
+#[derive(Debug)]
+pub struct Reservation {
+    pod_state: Arc<PodState>,
+    prompt_tokens: u64,
+    uncached_tokens: u64,
+    /// What is still to be computed of the prompt.
+    pending: u64,
+    /// Tokens in the context, once it decodes.
+    decoding: Option<u64>,
+    /// The pod when the request was sent; later, when it got its first token.
+    seen: Option<LearntRate>,
+}
+
+impl Reservation {
+    /// One more request on the pod, whose prompt has `uncached_tokens` to compute.
+    #[must_use]
+    pub fn new(pod_state: &Arc<PodState>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
+        let pending = uncached_tokens.min(prompt_tokens);
+        pod_state.admit(pending, pairs(prompt_tokens, pending));
+        let uncached_tokens = pending;
+        let pod_state = Arc::clone(pod_state);
+        Self { pod_state, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
+    }
+
+    /// It is sent at `now`: from here on the pod's speed is learnt from it.
+    #[must_use]
+    pub fn sent_at(mut self, now: Moment) -> Self {
+        self.seen = Some(self.pod_state.glimpse(now));
+        if self.pod_state.prefill_tokens() == self.pending {
+            self.pod_state.progressed(now);
+        }
+        self
+    }
+
+    /// Prompt tokens that are still to be computed.
+    #[must_use]
+    pub const fn pending_tokens(&self) -> u64 {
+        self.pending
+    }
+
+    /// The engine has computed `tokens` more of the prompt, as its events tell.
+    pub fn computed(&mut self, tokens: u64) {
+        let tokens = tokens.min(self.pending);
+        let before = pairs(self.prompt_tokens, self.pending);
+        self.pending -= tokens;
+        self.pod_state.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
+    }
+
+    /// The same, at `now`.
+    pub fn computed_at(&mut self, tokens: u64, now: Moment) {
+        self.computed(tokens);
+        self.pod_state.progressed(now);
+    }
+
+    /// The first token came: the prompt is computed, its context now decodes.
+    pub fn first_token(&mut self) {
+        self.computed(self.pending);
+        if self.decoding.is_none() {
+            self.decoding = Some(self.prompt_tokens);
+            self.pod_state.start_decoding(self.prompt_tokens);
+        }
+    }
+
+    /// The answer began `took` after the request was sent: what says whether the pod is slow for
+    /// what it was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
+    pub fn began(&self, took: Duration, now: Moment) {
+        const LEAST_TOKENS: u64 = 512;
+        let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
+        self.pod_state.paced(took.as_secs_f64() * 1e3 / tokens, now);
+    }
+
+    /// The first token came at `now`.
+    pub fn first_token_at(&mut self, now: Moment) {
+        let is_first = self.decoding.is_none();
+        self.first_token();
+        self.pod_state.progressed(now);
+        if is_first && let Some(sent) = self.seen {
+            self.pod_state.learn_prefill(&sent, now);
+            self.seen = Some(self.pod_state.glimpse(now));
+        }
+    }
+
+    /// The answer ended at `now`, whole.
+    pub fn ended_at(&mut self, now: Moment) {
+        if let (Some(context), Some(first)) = (self.decoding, self.seen.take()) {
+            self.pod_state.learn_steps(&first, now, context - self.prompt_tokens);
+        }
+    }
+
+    /// `tokens` more were generated.
+    pub fn decoded(&mut self, tokens: u64) {
+        if let Some(context) = &mut self.decoding {
+            *context = context.saturating_add(tokens);
+            self.pod_state.decoded(tokens);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.pod_state.spare(self.pending, pairs(self.prompt_tokens, self.pending));
+        if let Some(context) = self.decoding {
+            self.pod_state.stop_decoding(context);
+            // Without generated tokens there is nothing to learn about the length of responses.
+            if context > self.prompt_tokens {
+                self.pod_state.answered(context - self.prompt_tokens);
+            }
+        }
+        self.pod_state.leave();
+    }
+}
+
+/// Twice the pairs that the last `pending` tokens of a prompt attend to.
+fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
+    /// Longer prompts than any engine takes count as this long, so that no sum overflows.
+    const LONGEST: u64 = 1 << 24;
+    let done = (prompt_tokens - pending).min(LONGEST);
+    prompt_tokens.min(LONGEST).pow(2) - done.pow(2)
 }

@@ -33,9 +33,9 @@ pub(crate) enum Token<'a> {
 /// A string as it is written between its quotes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WrittenSpan<'a> {
-    pub(super) text: &'a str,
+    pub(crate) text: &'a str,
     /// Whether there is any backslash; the scan for the end finds out.
-    pub(super) has_escapes: bool,
+    pub(crate) has_escapes: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -124,7 +124,7 @@ impl<'a> Walk<'a> {
 
     /// Steps to the next member of a list or an object, from its beginning or from behind the
     /// member before, or out of it. For a text that was checked.
-    pub(super) fn has_member(&mut self, close: u8) -> Option<bool> {
+    pub(crate) fn has_member(&mut self, close: u8) -> Option<bool> {
         let is_over = self.next()? == close;
         self.at += 1;
         // An empty one is over behind its first byte.
@@ -181,12 +181,12 @@ impl<'a> Walk<'a> {
         Some(name)
     }
 
-    pub(super) fn expect(&mut self, byte: u8) -> Option<()> {
+    pub(crate) fn expect(&mut self, byte: u8) -> Option<()> {
         (self.next()? == byte).then(|| self.at += 1)
     }
 
     /// The next byte that is no blank.
-    pub(super) fn next(&mut self) -> Option<u8> {
+    pub(crate) fn next(&mut self) -> Option<u8> {
         while matches!(self.bytes().get(self.at)?, b' ' | b'\t' | b'\n' | b'\r') {
             self.at += 1;
         }
@@ -194,7 +194,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What stands between two quotes.
-    pub(super) fn string(&mut self) -> Option<WrittenSpan<'a>> {
+    pub(crate) fn string(&mut self) -> Option<WrittenSpan<'a>> {
         let start = self.at + 1;
         let mut at = start;
         let mut has_escapes = false;
@@ -237,7 +237,7 @@ impl WrittenSpan<'_> {
     }
 
     /// The string's text. For one that was checked.
-    pub(super) fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         let mut text = String::with_capacity(self.text.len());
         self.unescaped(|piece| text.push_str(piece));
         text

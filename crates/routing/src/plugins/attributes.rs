@@ -8,9 +8,8 @@ use wornpath_yaml::{Parameter, Takes};
 use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Writes;
+use crate::slot::{Attributes, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::Attributes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "attributes",

@@ -10,9 +10,8 @@ use wornpath_yaml::{Parameter, Takes};
 
 use crate::models::Models;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::{Reads, Writes};
+use crate::slot::{BlockHashes, Reads, Tokens, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::{BlockHashes, Tokens};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "block_hash",

@@ -13,9 +13,8 @@ use super::cel::{CelBatch, FUNCTIONS, Program, compile};
 use crate::fleet::{Candidate, FleetPod};
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{Attributes, Reads};
 use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
-use crate::values::Attributes;
 use placed_tokens::PlacedTokenSums;
 use vocabulary::{Field, FieldNames, FleetField, PodField, RequestField};
 

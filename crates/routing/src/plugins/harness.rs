@@ -18,10 +18,9 @@ use crate::plugin::Blueprint;
 use crate::plugin::Registry;
 use crate::request::{Prompt, Request};
 use crate::rng::Rng;
-use crate::slot::{Reads, Slot, Slots};
+use crate::slot::{BlockHashes, Reads, Slot, Slots};
 use crate::stage::Stage;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Preparing, Rejection};
-use crate::values::BlockHashes;
 
 /// The inputs of a decision, for tests to change before they run a plugin.
 pub(crate) struct Harness {

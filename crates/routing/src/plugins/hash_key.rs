@@ -9,9 +9,8 @@ use super::rendezvous::affinity;
 use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::{Reads, Writes};
+use crate::slot::{Attributes, Reads, RingKey, SessionKey, Tokens, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::{Attributes, RingKey, SessionKey, Tokens};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "hash_key",

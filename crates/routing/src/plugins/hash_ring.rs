@@ -10,9 +10,8 @@ use super::rendezvous::{LoadBound, affinity};
 use crate::fleet::{Candidate, FleetPod};
 use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
-use crate::slot::Reads;
+use crate::slot::{Reads, RingKey};
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
-use crate::values::RingKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "hash_ring",

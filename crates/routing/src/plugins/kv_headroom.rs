@@ -8,9 +8,8 @@ use wornpath_yaml::{Parameter, Takes};
 
 use crate::fleet::{Candidate, FleetPod};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{BlockHashes, Reads};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
-use crate::values::BlockHashes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "kv_headroom",

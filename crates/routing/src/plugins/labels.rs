@@ -6,9 +6,8 @@ use super::label_selector::LabelSelector;
 use crate::fleet::{Candidate, PodFacts};
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{Attributes, Reads};
 use crate::stage::{Decision, Filter, Rejection};
-use crate::values::Attributes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "labels",

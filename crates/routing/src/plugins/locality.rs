@@ -9,9 +9,8 @@ use wornpath_yaml::{Parameter, Takes};
 use crate::fleet::{Candidate, Topology};
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{Picked, Reads};
 use crate::stage::{Decision, Scale, Score};
-use crate::values::Picked;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "locality",

@@ -6,9 +6,8 @@
 use super::healthy;
 use crate::fleet::{Candidate, FleetPod};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{Reads, Tokens};
 use crate::stage::{Decision, Filter, Rejection};
-use crate::values::Tokens;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "model",

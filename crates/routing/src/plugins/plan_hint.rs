@@ -4,9 +4,8 @@
 //! choose their pod.
 
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Writes;
+use crate::slot::{PlanHint, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::PlanHint;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "plan_hint",

@@ -8,9 +8,8 @@ use wornpath_yaml::Parameter;
 use crate::fleet::Candidate;
 use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
-use crate::slot::Reads;
+use crate::slot::{PlanHint, Reads};
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
-use crate::values::PlanHint;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "planned",

@@ -8,9 +8,8 @@ use wornpath_yaml::{Parameter, Takes};
 use crate::fleet::Candidate;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Reads;
+use crate::slot::{Attributes, Reads};
 use crate::stage::{Decision, Scale, Score};
-use crate::values::Attributes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "region",

@@ -9,9 +9,8 @@ use super::rendezvous::affinity;
 use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::slot::Writes;
+use crate::slot::{SessionKey, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::SessionKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "session_key",

@@ -15,9 +15,8 @@ use wornpath_yaml::{Parameter, Takes};
 
 use crate::fleet::Candidate;
 use crate::plugin::Assembly;
-use crate::slot::Reads;
+use crate::slot::{Reads, SessionKey};
 use crate::stage::Decision;
-use crate::values::SessionKey;
 
 /// Time to live of an idle session.
 pub(super) const TTL: Parameter =

@@ -11,8 +11,8 @@ use crate::fleet::{BreakerState, EventTrust, Health, Reservation};
 use crate::models::{Models, Tokenize, TokenizeError};
 use crate::plan::Outcome;
 use crate::request::{Prompt, Request};
+use crate::slot::Tokens;
 use crate::testing::TestBench;
-use crate::values::Tokens;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 

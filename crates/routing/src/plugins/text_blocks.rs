@@ -14,9 +14,8 @@ use crate::messages::{Token, Walk};
 use crate::models::Models;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::request::Prompt;
-use crate::slot::Writes;
+use crate::slot::{BlockHashes, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::BlockHashes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "text_blocks",

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use crate::models::{Models, TokenizeError};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::request::Prompt;
-use crate::slot::Writes;
+use crate::slot::{Tokens, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::Tokens;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "tokenize",

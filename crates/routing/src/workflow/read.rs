@@ -1,18 +1,16 @@
-//! Reads `workflow`: `single`, `prefill_decode` or `steps`.
+//! Reads `workflow`: `single`, `prefill_decode` or `steps`. Dead settings, which have no effect or
+//! contradict another setting, are refused.
 
 use wornpath_yaml::{
     Node, Parameter, Problem, ProblemKind, Quoted, SettingEntry, SettingValues, Span, Takes, Yaml,
 };
 
-use super::dead_settings::{SettingScope, check_late_binding, check_neighbours, check_transfer};
 use super::{Bind, SelectorPlace, StepDraft, StepRules};
 use crate::name::Role;
 use crate::plan::{AfterFailure, FailurePolicy, Mutation, Start, Transfer};
 
 /// Every decision selects a pod for every step, so their number is bounded.
 const MOST_STEPS: usize = 32;
-
-const TRANSFERS: &[&str] = &["nixl", "bootstrap", "shared_storage", "mooncake", "tensorrt"];
 
 /// The parameters of a step.
 pub(crate) const STEP: &[Parameter] = &[
@@ -74,12 +72,12 @@ pub(crate) const STEP: &[Parameter] = &[
     ),
     Parameter::optional(
         "offers",
-        Takes::OneOf(TRANSFERS),
+        Takes::OneOf(Transfer::WORDS),
         "Keep the computed prompt for the next step, in the words of this protocol.",
     ),
     Parameter::optional(
         "takes",
-        Takes::OneOf(TRANSFERS),
+        Takes::OneOf(Transfer::WORDS),
         "Take the computed prompt from the step before, in the words of this protocol.",
     ),
     Parameter::optional("set", Takes::Fields, "Body fields to set for this step."),
@@ -105,7 +103,7 @@ pub(crate) const PREFILL_DECODE: &[Parameter] = &[
     ),
     Parameter::with_default(
         "transfer",
-        Takes::OneOf(TRANSFERS),
+        Takes::OneOf(Transfer::WORDS),
         "nixl",
         "How the computed prompt gets from one engine to the other.",
     ),
@@ -199,7 +197,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
 fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let steps = [Role::PREFILL, Role::DECODE];
     let settings = SettingValues::read(entry, PREFILL_DECODE, &steps, problems);
-    let transfer = transfer(settings.or("transfer", "nixl"));
+    let transfer = settings.or("transfer", Transfer::Nixl);
     let mut drafts = Vec::new();
     for name in steps {
         let given = entry.settings.iter().find(|(key, _)| key.text() == Some(name));
@@ -240,8 +238,8 @@ fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorP
     if settings.or("prefill_only", false) {
         mutations.push(Mutation::PrefillOnly);
     }
-    mutations.extend(settings.maybe("offers").map(|word| Mutation::OfferKv(transfer(word))));
-    mutations.extend(settings.maybe("takes").map(|word| Mutation::TakeKv(transfer(word))));
+    mutations.extend(settings.maybe("offers").map(Mutation::OfferKv));
+    mutations.extend(settings.maybe("takes").map(Mutation::TakeKv));
     let fields: Vec<(String, serde_json::Value)> = settings.maybe("set").unwrap_or_default();
     mutations.extend(fields.into_iter().map(|(field, value)| Mutation::Set { field, value }));
     let computes = [Role::SERVE, Role::PREFILL, Role::DECODE].contains(&role.as_str());
@@ -279,13 +277,62 @@ fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorP
     }
 }
 
-fn transfer(word: &str) -> Transfer {
-    let all = [
-        Transfer::Nixl,
-        Transfer::Bootstrap,
-        Transfer::SharedStorage,
-        Transfer::Mooncake,
-        Transfer::TensorRt,
-    ];
-    all.into_iter().find(|transfer| transfer.word() == word).unwrap_or_default()
+/// The number of steps before and after a step.
+#[derive(Clone, Copy)]
+struct SettingScope {
+    before: usize,
+    after: usize,
+}
+
+/// Refuses settings that need a step before or after this one.
+fn check_neighbours(step: &SettingEntry<'_>, around: SettingScope, problems: &mut Vec<Problem>) {
+    for (key, value) in step.settings {
+        let missing = match (key.text().unwrap_or_default(), value.text()) {
+            ("takes", _) | ("start", Some("together")) if around.before == 0 => "before",
+            ("min_uncached_tokens" | "lease", _) | ("then", Some("skip")) if around.after == 0 => {
+                "after"
+            }
+            _ => continue,
+        };
+        let name = key.text().unwrap_or_default();
+        let message =
+            format!("`{name}` of `{}` has no effect: no step comes {missing} it", step.name);
+        problems.push(
+            Problem::new(ProblemKind::BadParameter, key.span, message)
+                .cure(format!("remove it, or put a step {missing} `{}`", step.name)),
+        );
+    }
+}
+
+/// Refuses `min_uncached_tokens` before a late-bound step: the condition needs the next step's pod.
+fn check_late_binding(steps: &[StepDraft], problems: &mut Vec<Problem>) {
+    for pair in steps.windows(2) {
+        let [step, next] = pair else { continue };
+        let least = step.rules.min_uncached_tokens.filter(|least| *least > 0);
+        if let (Some(least), Bind::Late) = (least, next.rules.bind) {
+            let name = &step.name;
+            let next = &next.name;
+            let message = format!(
+                "`min_uncached_tokens` of `{name}` ({least}) has no effect: `{next}` is bound late, so its \
+                 uncached tokens are unknown when the plan is made"
+            );
+            problems.push(Problem::new(ProblemKind::BadParameter, step.span, message).cure(
+                format!("write `min_uncached_tokens: 0`, or remove `bind: late` of `{next}`"),
+            ));
+        }
+    }
+}
+
+/// Refuses settings of `prefill_decode`'s steps that `transfer` determines.
+fn check_transfer(step: &SettingEntry<'_>, problems: &mut Vec<Problem>) {
+    for (key, _) in step.settings {
+        let name = key.text().unwrap_or_default();
+        if ["prefill_only", "offers", "takes", "start"].contains(&name) {
+            let message = format!("`{name}` of `{}` is determined by `transfer`", step.name);
+            problems.push(
+                Problem::new(ProblemKind::BadParameter, key.span, message)
+                    .cure("remove it, or write the two steps out under `steps`"),
+            );
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use wornpath_index::Tier;
 
 use super::{CACHE_AFFINITY, prompt};
-use crate::context::DecisionState;
+use crate::decision_state::DecisionState;
 use crate::fleet::EventTrust;
 use crate::plan::CacheHint;
 use crate::rng::Rng;
