@@ -1,5 +1,5 @@
-//! What one thread decides with: its handles to the index, reused buffers, and the speculative insert
-//! of its last plan.
+//! What one thread decides with: its handles to the index, reused buffers, and the speculative
+//! insert of its last plan.
 //!
 //! An engine reports a prompt's blocks only when it has computed them. Until then, a second request
 //! with the same prefix would find it on no pod and might go elsewhere. So every plan inserts the
@@ -7,8 +7,8 @@
 //!
 //! Two threads that decide at the same moment both find a new prefix on no pod. A caller with
 //! several threads therefore takes a lock on [`SpeculativeInsert::first_missing`], asks whether the
-//! plan has lost the race ([`DecisionState::has_lost_race`]), and commits under the lock, or decides
-//! again.
+//! plan has lost the race ([`DecisionState::has_lost_race`]), and commits under the lock, or
+//! decides again.
 
 use std::fmt;
 use std::sync::Arc;

@@ -4,10 +4,10 @@
 //! The pod that fails to load is healthy; the one that produced the KV cache may be dead. So the
 //! producer is blamed, probed and excluded, and the consumer stays a candidate.
 //!
-//! vLLM reports a request whose KV cache it could not load as an internal server error, without the cause. Before the first
-//! token, and with KV cache to load, hardly anything else has this form: what else fails so, such
-//! as a grammar that does not compile, has failed in the prefill step already. Responses of vLLM
-//! 0.32 whose prefill engine was killed:
+//! vLLM reports a request whose KV cache it could not load as an internal server error, without the
+//! cause. Before the first token, and with KV cache to load, hardly anything else has this form:
+//! what else fails so, such as a grammar that does not compile, has failed in the prefill step
+//! already. Responses of vLLM 0.32 whose prefill engine was killed:
 //!
 //! | API | whole | as a stream, with status 200 |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! Plans of several steps: groups before the last, and steps that run concurrently with the one that
-//! responds to the client.
+//! Plans of several steps: groups before the last, and steps that run concurrently with the one
+//! that responds to the client.
 //!
 //! The responding step waits for concurrent steps only to fail: if one of them fails, the KV cache
 //! that it waits for will never come. If none fails, they run on after the response, because their

@@ -2,9 +2,9 @@
 //!
 //! `hold` says when a request waits, and how the queue orders it. `speculate` and `without_events`
 //! say what the index is told that no engine has confirmed: a pod that was just sent a prompt will
-//! hold it soon, and `speculate` says for how long the index believes so. A pod without events never
-//! confirms anything, so its cache can only be approximated from what it was sent; whether that is
-//! good enough is the profile's decision.
+//! hold it soon, and `speculate` says for how long the index believes so. A pod without events
+//! never confirms anything, so its cache can only be approximated from what it was sent; whether
+//! that is good enough is the profile's decision.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Makes the steps of the workflow, each with the selector that finds its pod: filters, scorers and a
-//! picker, whose weights and scales are checked together.
+//! Makes the steps of the workflow, each with the selector that finds its pod: filters, scorers and
+//! a picker. The weights and scales of scorers are checked together.
 
 use wornpath_yaml::writer::word;
 use wornpath_yaml::{Node, Problem, ProblemKind, Span, Yaml, nearest, number, unknown_keys};
