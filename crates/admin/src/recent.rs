@@ -161,8 +161,8 @@ fn called(call: &CallTrace, arrived: Moment) -> Value {
     json!({
         "step": call.step.as_str(),
         "url": call.url,
-        "sent_us": micros(call.started.saturating_sub(arrived)),
-        "took_us": micros(call.ended.saturating_sub(call.started)),
+        "sent_us": micros(call.started.since(arrived)),
+        "took_us": micros(call.ended.since(call.started)),
         "failure": call.failure,
     })
 }

@@ -45,7 +45,7 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         admin.recent.notable(DECISIONS).iter().map(|record| recent::line(record)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "uptime_seconds": now.as_secs_f64(),
+        "uptime_seconds": now.since_zero().as_secs_f64(),
         "readiness": readiness(gateway),
         // Changes with every applied configuration and every added or removed pod.
         "generation": *running.changes().borrow(),

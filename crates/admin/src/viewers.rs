@@ -112,7 +112,7 @@ impl RateWindow {
             self.0.pop_front();
         }
         let between = self.0.front().map(|(then, before)| Between {
-            seconds: now.saturating_sub(*then).as_secs_f64().max(1e-3),
+            seconds: now.since(*then).as_secs_f64().max(1e-3),
             by_pod: since(&totals, before),
         });
         self.0.push_back((now, totals));
@@ -138,7 +138,7 @@ mod tests {
         let requests = |count| {
             Totals::from([("a".to_owned(), Figures { requests: count, ..Figures::default() })])
         };
-        let at = Duration::from_secs;
+        let at = Moment::from_secs;
         assert!(window.observe(at(100), requests(50)).is_none(), "one observation gives no rate");
         for second in 1..=20 {
             let between = window.observe(at(100 + second), requests(50 + 10 * second)).unwrap();

@@ -53,7 +53,7 @@ pub(crate) async fn wait_until_outdated(
             since = None;
             continue;
         }
-        let waited = now.saturating_sub(*since.get_or_insert(now));
+        let waited = now.since(*since.get_or_insert(now));
         let is_left = planned.iter().any(|pod| snapshot.entry(*pod).is_some());
         if !is_left || waited >= ANEW.max(took * WORTH) {
             return;

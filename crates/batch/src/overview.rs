@@ -126,7 +126,7 @@ impl Overview {
             let done = batch.counts.total - batch.counts.pending();
             let done = done.saturating_sub(running.done_before);
             if done > 0 {
-                let each = now.saturating_sub(running.began).as_secs_f64() / f64::from(done);
+                let each = now.since(running.began).as_secs_f64() / f64::from(done);
                 shown["seconds_left"] = (each * f64::from(batch.counts.pending())).into();
             }
         }

@@ -430,7 +430,7 @@ async fn compute(
     let scheduler = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
     let planned_for = pods.ids();
     let now = batches.worker.gateway().now();
-    let outdated = wait_until_outdated(batches, model, &planned_for, now.saturating_sub(began));
+    let outdated = wait_until_outdated(batches, model, &planned_for, now.since(began));
     let publisher = Leased::new(Arc::clone(&batches.store), lease, state);
     let (control, inner) = watch::channel(*controls.borrow_and_update());
     let progress = watch::Sender::new(RunProgress::default());

@@ -17,6 +17,7 @@ use wornpath_events::wire::{
 use wornpath_events::{
     BatchId, BlockIdScheme, Capabilities, Delivery, FeedRules, PodFeed, ServedModel, SourceMessage,
 };
+use wornpath_index::Moment;
 use wornpath_index::{Depths, EngineHash, Index, IndexLimits, IndexWriter, Tier};
 
 const BLOCK: usize = 16;
@@ -140,7 +141,7 @@ fn hear(
 ) {
     let id = BatchId { sequence: Some(sequence), ..BatchId::default() };
     let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };
-    pod.handle(writer, source, said, Duration::ZERO).unwrap();
+    pod.handle(writer, source, said, Moment::ZERO).unwrap();
 }
 
 /// A new prompt, and the eviction of the oldest once there are enough.

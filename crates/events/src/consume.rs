@@ -33,7 +33,7 @@ impl Clock {
     /// The time since the start.
     #[must_use]
     pub fn now(&self) -> Moment {
-        self.0.elapsed()
+        Moment::at(self.0.elapsed())
     }
 }
 

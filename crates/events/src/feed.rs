@@ -449,7 +449,7 @@ impl Feed {
             last_sequence: self.next.checked_sub(1).filter(|_| self.numbered),
             lag: self.lag(),
             rate: self.rate.at(now),
-            age: self.last_activity.map(|last| now.saturating_sub(last)),
+            age: self.last_activity.map(|last| now.since(last)),
             phantom: self.phantom,
             missing: self.missing,
             resumed: self.resumed,

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     const fn at(millis: u64) -> Moment {
-        Duration::from_millis(millis)
+        Moment::from_millis(millis)
     }
 
     fn after(outcomes: &[CallOutcome]) -> CircuitBreaker {
@@ -328,14 +328,14 @@ mod tests {
         assert!(breaker.is_troubled());
         breaker.record_outcome(CallOutcome::Good, now);
         breaker.record_outcome(CallOutcome::Busy(None), now);
-        assert_eq!(breaker.rests_until(), Some(now + at(100)));
+        assert_eq!(breaker.rests_until(), Some(now + Duration::from_millis(100)));
     }
 
     #[test]
     fn a_busy_endpoint_rests_for_its_retry_after_and_is_never_a_failure() {
         let mut breaker = after(&[CallOutcome::Neutral; 100]);
         assert_eq!(breaker.state(), BreakerState::Closed);
-        breaker.record_outcome(CallOutcome::Busy(Some(at(1000))), at(0));
+        breaker.record_outcome(CallOutcome::Busy(Some(Duration::from_millis(1000))), at(0));
         assert_eq!(breaker.state(), BreakerState::Resting);
         breaker.record_outcome(CallOutcome::Good, at(500));
         assert_eq!(

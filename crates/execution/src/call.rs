@@ -293,7 +293,7 @@ mod tests {
     use crate::breaker::BreakerRules;
     use wornpath_routing::BreakerState;
 
-    const NOW: Moment = Duration::from_secs(9);
+    const NOW: Moment = Moment::from_secs(9);
 
     async fn give_up_after(endpoint: &Endpoint, waited: Duration, cancelled_by: CancelledBy) {
         let in_flight = InFlight::begin(endpoint, NOW, cancelled_by);

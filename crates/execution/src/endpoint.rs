@@ -510,12 +510,12 @@ mod tests {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let ranks = [Arc::<PodState>::default(), Arc::default()];
         endpoint.add_pod_state(&ranks[0]);
-        endpoint.record_outcome(CallOutcome::Gone, Duration::ZERO);
+        endpoint.record_outcome(CallOutcome::Gone, Moment::ZERO);
         endpoint.add_pod_state(&ranks[1]);
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Open; 2]);
-        assert!(endpoint.tick(Duration::from_millis(100)));
-        endpoint.probed(CallOutcome::Good, Duration::from_millis(100));
-        endpoint.record_outcome(CallOutcome::Good, Duration::from_millis(101));
+        assert!(endpoint.tick(Moment::from_millis(100)));
+        endpoint.probed(CallOutcome::Good, Moment::from_millis(100));
+        endpoint.record_outcome(CallOutcome::Good, Moment::from_millis(101));
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Closed; 2]);
         assert_eq!(endpoint.breaker(), (BreakerState::Closed, 1));
     }

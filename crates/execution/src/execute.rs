@@ -238,7 +238,7 @@ impl<R: Router> PlanExecution<'_, R> {
                     .await
                     .map_err(|rejection| RunStop::Failed(CallFailure::Rejected(rejection)))?;
             }
-            let age = |held: &KvHeld| self.router.now().saturating_sub(held.since);
+            let age = |held: &KvHeld| self.router.now().since(held.since);
             if self.held.as_ref().is_some_and(|held| !is_lease_valid(held.lease, age(held))) {
                 return Err(self.lease_expired(&step));
             }

@@ -229,7 +229,7 @@ impl RetryBudget {
     pub fn spend(&self, now: Moment) -> bool {
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         let requests = self.requests.swap(0, Relaxed) as f64;
-        let passed = now.saturating_sub(tokens.at).as_secs_f64();
+        let passed = now.since(tokens.at).as_secs_f64();
         let earned = requests * self.rules.share + passed * self.rules.per_second;
         tokens.retries = (tokens.retries + earned).min(self.rules.most);
         tokens.at = tokens.at.max(now);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     fn at(seconds: f64) -> Moment {
-        Duration::from_secs_f64(seconds)
+        Moment::at(Duration::from_secs_f64(seconds))
     }
 
     #[test]

@@ -70,8 +70,8 @@ pub use pod::{Capacity, PodId, PodSet, PodSlot};
 pub use prefixes::{PrefixLimits, PrefixRun, Prefixes};
 pub use replicas::BlockLocation;
 pub use sequence::Applied;
-pub use speculative::Moment;
 pub use state::{IndexLimits, NoSlot, PodRemoved};
 #[doc(hidden)]
 pub use steps::within_steps;
+pub use wornpath_time::Moment;
 pub use writer::{IndexWriter, Snapshot, Swept};

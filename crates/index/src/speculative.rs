@@ -26,10 +26,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
-
-/// A point in time: the duration since a fixed instant that the caller chose. The index reads no
-/// clock: a simulator passes virtual time, a server passes real time.
-pub type Moment = Duration;
+use wornpath_time::Moment;
 
 /// Removed blocks may make up half of the scheduled blocks, plus this many, before they are purged.
 const MAX_STALE: usize = 64;
@@ -44,18 +41,18 @@ impl ExpiryStep {
 
     /// Rounds up: no block expires early.
     fn ceil(moment: Moment) -> Self {
-        Self::of(moment, moment.subsec_nanos().div_ceil(Self::LENGTH.subsec_nanos()))
+        Self::of(moment, moment.since_zero().subsec_nanos().div_ceil(Self::LENGTH.subsec_nanos()))
     }
 
     fn floor(moment: Moment) -> Self {
-        Self::of(moment, moment.subsec_nanos() / Self::LENGTH.subsec_nanos())
+        Self::of(moment, moment.since_zero().subsec_nanos() / Self::LENGTH.subsec_nanos())
     }
 
     /// `steps` steps into the second of the moment. A second has a whole number of steps, which
     /// avoids 128-bit arithmetic.
     fn of(moment: Moment, steps: u32) -> Self {
         let a_second = u64::from(1_000_000_000 / Self::LENGTH.subsec_nanos());
-        let elapsed = moment.as_secs().saturating_mul(a_second);
+        let elapsed = moment.since_zero().as_secs().saturating_mul(a_second);
         Self(u32::try_from(elapsed.saturating_add(steps.into())).unwrap_or(u32::MAX))
     }
 }

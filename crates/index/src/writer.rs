@@ -14,9 +14,9 @@ use crate::export::{ExportedBlock, RestoreError};
 use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::pod::{PodId, PodSet, PodSlot, word_and_bit};
 use crate::sequence::{Applied, Order};
-use crate::speculative::Moment;
 use crate::state::{IndexState, PodRemoved};
 use crate::sync::{AtomicU64, Ordering};
+use wornpath_time::Moment;
 
 /// A handle to change the index, one per thread.
 #[derive(Debug)]

@@ -16,6 +16,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use wornpath_time::Moment;
+
 /// Offline requests beside one request of a client, on a pod that is not reserved.
 const SHARED_CEILING: usize = 4;
 /// Average concurrent requests of clients for which one pod is reserved.
@@ -38,18 +40,18 @@ pub struct OnlinePriority<P> {
     reserves_pods: bool,
     pods: BTreeMap<P, SharedPod>,
     /// When a request of a client was last observed.
-    last_client: Option<Duration>,
+    last_client: Option<Moment>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct SharedPod {
     ceiling: usize,
     /// When the ceiling may grow.
-    grows_at: Duration,
+    grows_at: Moment,
     /// Concurrent requests of clients, averaged.
     clients: f64,
     is_reserved: bool,
-    observed_at: Duration,
+    observed_at: Moment,
 }
 
 impl<P: Ord + Copy> OnlinePriority<P> {
@@ -67,7 +69,7 @@ impl<P: Ord + Copy> OnlinePriority<P> {
 
     /// Observes how many requests of clients a pod has now. To be called about twice a second for
     /// each pod.
-    pub fn observe(&mut self, now: Duration, pod: P, clients: usize) {
+    pub fn observe(&mut self, now: Moment, pod: P, clients: usize) {
         let max = self.max;
         let new = || SharedPod {
             ceiling: max.min(SHARED_CEILING),
@@ -78,7 +80,7 @@ impl<P: Ord + Copy> OnlinePriority<P> {
             observed_at: now,
         };
         let seen = self.pods.entry(pod).or_insert_with(new);
-        let elapsed = now.saturating_sub(seen.observed_at).as_secs_f64();
+        let elapsed = now.since(seen.observed_at).as_secs_f64();
         let weight = (elapsed / AVERAGE_OVER.as_secs_f64()).min(1.0);
         seen.clients += (clients as f64 - seen.clients) * weight;
         seen.observed_at = now;
@@ -108,9 +110,9 @@ impl<P: Ord + Copy> OnlinePriority<P> {
     }
 
     /// Reserves as many pods as clients need: those that they use the most.
-    fn reserve(&mut self, now: Duration) {
-        self.pods.retain(|_, pod| now.saturating_sub(pod.observed_at) < GONE);
-        let has_clients = self.last_client.is_some_and(|at| now.saturating_sub(at) < RESERVE_FOR);
+    fn reserve(&mut self, now: Moment) {
+        self.pods.retain(|_, pod| now.since(pod.observed_at) < GONE);
+        let has_clients = self.last_client.is_some_and(|at| now.since(at) < RESERVE_FOR);
         let clients: f64 = self.pods.values().map(|pod| pod.clients).sum();
         let wanted = match self.reserves_pods && has_clients && self.pods.len() > 1 {
             true => ((clients / CLIENTS_PER_POD).ceil() as usize).max(1),

@@ -7,7 +7,7 @@ mod shown;
 
 use std::time::Duration;
 
-use wornpath_index::PodId;
+use wornpath_index::{Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::name::{Name, Role};
@@ -123,13 +123,13 @@ pub struct PickExplanation {
 /// depends on it.
 pub struct Recorder<'a> {
     explanation: Explanation,
-    clock: &'a dyn Fn() -> Duration,
+    clock: &'a dyn Fn() -> Moment,
 }
 
 impl<'a> Recorder<'a> {
     /// An empty record.
     #[must_use]
-    pub fn new(clock: &'a dyn Fn() -> Duration) -> Self {
+    pub fn new(clock: &'a dyn Fn() -> Moment) -> Self {
         Self { explanation: Explanation::default(), clock }
     }
 
@@ -139,19 +139,19 @@ impl<'a> Recorder<'a> {
         self.explanation
     }
 
-    pub(crate) fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Moment {
         (self.clock)()
     }
 
-    fn since(&self, started: Duration) -> Duration {
-        self.now().saturating_sub(started)
+    fn since(&self, started: Moment) -> Duration {
+        self.now().since(started)
     }
 
-    pub(crate) fn prepared(&mut self, name: &'static str, started: Duration) {
+    pub(crate) fn prepared(&mut self, name: &'static str, started: Moment) {
         self.explanation.prepare.push((name, self.since(started)));
     }
 
-    pub(crate) fn looked_up(&mut self, started: Duration) {
+    pub(crate) fn looked_up(&mut self, started: Moment) {
         self.explanation.lookup = Some(self.since(started));
     }
 
@@ -182,7 +182,7 @@ impl<'a> Recorder<'a> {
         name: &'static str,
         dropped: impl Iterator<Item = (Candidate, String)>,
         emptied: Option<WhenEmpty>,
-        started: Duration,
+        started: Moment,
     ) {
         let Some(step) = self.explanation.steps.last_mut() else { return };
         let mut count = 0;
@@ -192,7 +192,7 @@ impl<'a> Recorder<'a> {
                 pod.dropped = Some((name, why));
             }
         }
-        let took = (self.clock)().saturating_sub(started);
+        let took = (self.clock)().since(started);
         step.filters.push(FilterExplanation { name, dropped: count, emptied, took });
     }
 
@@ -201,7 +201,7 @@ impl<'a> Recorder<'a> {
         name: &'static str,
         pod: &FleetPod,
         objection: Option<String>,
-        started: Duration,
+        started: Moment,
     ) {
         let pod = pod.facts().name.clone();
         let took = self.since(started);
@@ -213,7 +213,7 @@ impl<'a> Recorder<'a> {
         scorer: &ConfiguredScorer,
         candidates: &[Candidate],
         scores: &[f64],
-        started: Duration,
+        started: Moment,
     ) {
         let took = self.since(started);
         let Some(step) = self.explanation.steps.last_mut() else { return };
@@ -237,7 +237,7 @@ impl<'a> Recorder<'a> {
         name: &'static str,
         set: CandidateSet<'_>,
         choice: Choice,
-        started: Duration,
+        started: Moment,
     ) {
         let took = self.since(started);
         let Some(step) = self.explanation.steps.last_mut() else { return };

@@ -227,7 +227,7 @@ mod tests {
             weight: 1,
             priority: Priority::NORMAL,
             cost: Duration::ZERO,
-            deadline: Duration::from_secs(9),
+            deadline: Moment::from_secs(9),
         };
         let held = HeldRequest { profile, context, again, item: "again" };
         bench.held.hold(bench.bench.now, class, held).unwrap();
@@ -276,10 +276,10 @@ mod tests {
         let mut bench = HoldBench::new(1, yaml);
         let _busy = bench.arrive("first", 4).unwrap();
         assert!(bench.arrive("late", 4).is_none());
-        assert_eq!(bench.held.next_wakeup(), Some(Duration::from_secs(2)));
-        bench.bench.now = Duration::from_millis(1999);
+        assert_eq!(bench.held.next_wakeup(), Some(Moment::from_secs(2)));
+        bench.bench.now = Moment::from_millis(1999);
         assert!(bench.poll().is_empty());
-        bench.bench.now = Duration::from_secs(2);
+        bench.bench.now = Moment::from_secs(2);
         let settled = bench.poll();
         let [("late", Dequeued::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!((rejection.status, rejection.retry_after.is_some()), (429, true));
@@ -293,7 +293,7 @@ mod tests {
         let mut bench = HoldBench::new(1, yaml);
         bench.bench.pod(0).state().set_health(Health::Down);
         assert!(bench.arrive("late", 4).is_none());
-        bench.bench.now = Duration::from_secs(2);
+        bench.bench.now = Moment::from_secs(2);
         let settled = bench.poll();
         let [("late", Dequeued::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(rejection.status, 503);

@@ -28,7 +28,7 @@
 //!
 //! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
 //! profile.prepare(&mut context).expect("it can be served");
-//! let now = Duration::ZERO;
+//! let now = Moment::ZERO;
 //! let mut env = DecisionEnv { fleet: &fleet, state: &mut state, now, rng: &mut rng };
 //! let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));

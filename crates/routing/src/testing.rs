@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_blocks::{BlockHash, HashKey};
 use wornpath_index::{
@@ -27,7 +28,7 @@ pub(crate) struct TestBench {
     pub(crate) fleet: Fleet,
     pub(crate) state: DecisionState,
     pub(crate) rng: Rng,
-    pub(crate) now: Duration,
+    pub(crate) now: Moment,
     pub(crate) surroundings: ProfileEnv,
 }
 
@@ -50,7 +51,7 @@ impl TestBench {
             Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::new(BLOCK).unwrap(), None);
         let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
         let state = DecisionState::new(&index);
-        Self { index, fleet, state, rng: Rng::new(7), now: Duration::ZERO, surroundings }
+        Self { index, fleet, state, rng: Rng::new(7), now: Moment::ZERO, surroundings }
     }
 
     pub(crate) fn pod(&self, at: usize) -> &FleetPod {
@@ -104,7 +105,7 @@ impl TestBench {
         profile: &Profile,
         request: Request,
     ) -> (Outcome, Explanation) {
-        let clock = || Duration::ZERO;
+        let clock = || Moment::ZERO;
         let mut recorder = Recorder::new(&clock);
         let mut context = profile.context(request);
         profile.prepare_explained(&mut context, &mut recorder).unwrap();

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_blocks::HashKey;
 use wornpath_index::{Capacity, Index, IndexLimits};
@@ -63,7 +64,7 @@ impl Cluster {
         DecisionEnv {
             fleet: &self.fleet,
             state: &mut self.state,
-            now: self.now,
+            now: Moment::at(self.now),
             rng: &mut self.rng,
         }
     }
@@ -207,7 +208,7 @@ pick: max_score
     assert_eq!(REASONS.load(Relaxed), 0);
 
     let read = Cell::new(0_u64);
-    let clock = || Duration::from_nanos(read.replace(read.get() + 1));
+    let clock = || Moment::from_nanos(read.replace(read.get() + 1));
     let mut recorder = Recorder::new(&clock);
     let on = allocation_counter::measure(|| {
         planned(&profile.decide_explained(&mut context, &mut env, &mut recorder));

@@ -9,6 +9,7 @@ use super::Rebuild;
 use super::SourceId;
 use crate::message::SourceHeartbeat;
 use crate::message::{Delivery, Epoch};
+use std::time::Duration;
 use wornpath_index::Moment;
 
 impl Feed {
@@ -71,7 +72,7 @@ impl Feed {
     /// Records that the engine is alive. A query that was sent during a silence is lost, and does
     /// not delay the next.
     pub(super) fn note_activity(&mut self, now: Moment) {
-        let silence = self.last_activity.map_or(Moment::ZERO, |last| now.saturating_sub(last));
+        let silence = self.last_activity.map_or(Duration::ZERO, |last| now.since(last));
         if silence > self.rules.probe_after * 2 {
             self.backoff.succeeded();
             self.pending.take_if(|query| now >= query.at + self.rules.min_query_interval / 2);
@@ -89,7 +90,7 @@ impl Feed {
         match self.last_activity {
             _ if self.is_quarantined(now) => FeedState::Quarantined,
             None => FeedState::Waiting,
-            Some(last) if now.saturating_sub(last) > self.rules.stale_after => FeedState::Stale,
+            Some(last) if now.since(last) > self.rules.stale_after => FeedState::Stale,
             Some(_) if self.is_unsure() => FeedState::Unsure,
             Some(_) if self.partial => FeedState::Partial,
             Some(_) => FeedState::Live,
@@ -108,7 +109,7 @@ impl Feed {
             return 0.0;
         }
         let Some(last) = self.last_activity else { return 0.0 };
-        let silence = now.saturating_sub(last).as_secs_f32();
+        let silence = now.since(last).as_secs_f32();
         (2.0 - silence / self.rules.stale_after.as_secs_f32()).clamp(0.0, 1.0)
     }
 
@@ -175,6 +176,6 @@ impl Feed {
         let earlier = self.resurfaced.filter(|earlier| earlier.epoch >= epoch);
         let earlier = earlier.unwrap_or(EarlierEpoch { epoch, since: now });
         self.resurfaced = Some(earlier);
-        earlier.epoch == epoch && now.saturating_sub(earlier.since) >= self.rules.stale_after
+        earlier.epoch == epoch && now.since(earlier.since) >= self.rules.stale_after
     }
 }

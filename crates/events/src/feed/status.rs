@@ -114,7 +114,7 @@ impl Rate {
     }
 
     pub(super) fn at(&self, now: Moment) -> f64 {
-        let elapsed = now.saturating_sub(self.at).as_secs_f64();
+        let elapsed = now.since(self.at).as_secs_f64();
         self.value * (-elapsed / Self::DECAY_SECONDS).exp()
     }
 }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_steady_rate_converges_and_decays() {
         let mut rate = Rate::default();
-        let mut now = Duration::ZERO;
+        let mut now = Moment::ZERO;
         for _ in 0..6000 {
             now += Duration::from_millis(10);
             rate.note(5, now);

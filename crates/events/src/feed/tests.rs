@@ -5,7 +5,7 @@ use crate::message::{EngineDigest, SourceHeartbeat, SourceQuery};
 use std::time::Duration;
 use wornpath_index::{BlockDigest, PodDigest};
 
-const NOW: Moment = Duration::from_secs(100);
+const NOW: Moment = Moment::from_secs(100);
 const REPLAY: Capabilities = Capabilities { replay: true, snapshot: false, relayed: false };
 const SNAPSHOT: Capabilities = Capabilities { replay: false, snapshot: true, relayed: false };
 const RELAYED: Capabilities = Capabilities { replay: true, snapshot: false, relayed: true };

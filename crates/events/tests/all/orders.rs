@@ -6,6 +6,7 @@ use crate::stores::served_model;
 use proptest::prelude::*;
 use std::time::Duration;
 use wornpath_events::{BatchId, Capabilities, Delivery, Epoch, FeedRules, PodFeed, SourceMessage};
+use wornpath_index::Moment;
 use wornpath_index::{BlockDigest, Index, IndexLimits};
 
 const BATCHES: u64 = 60;
@@ -18,14 +19,14 @@ fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [BlockDiges
     let source = pod.add_source(Capabilities { replay: true, snapshot: true, relayed: false });
     let mut writer = index.writer();
     let first = BatchId { epoch: Some(Epoch(engine.epoch)), ..BatchId::default() };
-    pod.handle(&mut writer, source, SourceMessage::Started(first.epoch.unwrap()), Duration::ZERO)
+    pod.handle(&mut writer, source, SourceMessage::Started(first.epoch.unwrap()), Moment::ZERO)
         .unwrap();
     for (sequence, old) in order {
         let from = if *old { before } else { engine };
         let id = from.id(*sequence);
         let batch = Box::new(from.batches[*sequence as usize].clone());
         let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };
-        pod.handle(&mut writer, source, said, Duration::ZERO).unwrap();
+        pod.handle(&mut writer, source, said, Moment::ZERO).unwrap();
     }
     index.digest(id).unwrap().tiers
 }

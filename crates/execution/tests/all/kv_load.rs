@@ -6,6 +6,7 @@ use crate::world::{Step, World, step};
 use crate::{FAILS, MS, policy};
 use std::time::Duration;
 use wornpath_execution::{BudgetRules, CallError, CallFailure, CallOutcome, RetryBudget};
+use wornpath_index::Moment;
 use wornpath_routing::{AfterFailure, BreakerState, Mutation, Start, Transfer};
 
 const JSON: &str = "content-type: application/json\r\n";
@@ -31,7 +32,7 @@ fn steps(prefill: &[usize], decode: &[usize]) -> [Step; 2] {
 
 /// Whether the pod is to be probed by now.
 fn is_probed(world: &World, pod: usize) -> bool {
-    world.pods[pod].endpoint.tick(Duration::from_secs(3600))
+    world.pods[pod].endpoint.tick(Moment::from_secs(3600))
 }
 
 fn cause(failure: CallFailure) -> CallError {
@@ -57,7 +58,7 @@ async fn eight_requests_whose_prefill_pod_died_are_answered_and_the_decode_pod_i
     assert!(!is_probed(&world, 2) && !is_probed(&world, 1));
     assert!(is_probed(&world, 0), "it may be dead");
     let prefill = &world.pods[0].endpoint;
-    prefill.probed(CallOutcome::Gone, Duration::from_secs(3600));
+    prefill.probed(CallOutcome::Gone, Moment::from_secs(3600));
     assert_eq!(prefill.breaker().0, BreakerState::Open);
     // Another request, which needs no prefill.
     world.steps = vec![step("answer", &[2])];
@@ -200,7 +201,7 @@ async fn a_plan_restarts_at_most_twice_and_only_within_the_budget() {
         steps[0].failure = policy(9, AfterFailure::Fail);
         let mut world = World::new(&engines, &steps).await;
         let rules = BudgetRules { per_second, ..BudgetRules::default() };
-        world.budget = RetryBudget::new(rules, Duration::from_secs(9));
+        world.budget = RetryBudget::new(rules, Moment::from_secs(9));
         let failure = world.run().await.unwrap_err();
         assert_eq!(failure.status().as_u16(), 502);
         assert!(matches!(cause(failure), CallError::KvLoad));

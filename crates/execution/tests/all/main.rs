@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use world::{Step, World, step};
 use wornpath_execution::{CallError, CallFailure, CallOutcome};
+use wornpath_index::Moment;
 use wornpath_routing::{AfterFailure, BreakerState, FailurePolicy, Mutation, Start, Transfer};
 
 const MS: Duration = Duration::from_millis(1);
@@ -127,7 +128,7 @@ async fn a_concurrent_step_in_flight_is_a_trial_of_its_pod() {
     let engines: [&[Act]; 2] = [&[Act::Hangs], &[ANSWERS]];
     let world = World::new(&engines, &pair(&[0], &[1])).await;
     let endpoint = &world.pods[0].endpoint;
-    let at = Duration::from_secs;
+    let at = Moment::from_secs;
     endpoint.record_outcome(CallOutcome::Gone, at(0));
     endpoint.probed(CallOutcome::Good, at(1));
     assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen);

@@ -19,7 +19,7 @@ use wornpath_routing::{
 };
 
 /// The time at the start of a test.
-const START: Moment = Duration::from_secs(9);
+const START: Moment = Moment::from_secs(9);
 
 pub(crate) struct Pod {
     id: PodId,

@@ -118,7 +118,7 @@ impl Router {
             listeners,
             breakers: kinds.iter().map(|_| CircuitBreaker::new(BreakerRules::default())).collect(),
             is_probing: vec![false; kinds.len()],
-            budget: RetryBudget::new(BudgetRules::default(), ahead),
+            budget: RetryBudget::new(BudgetRules::default(), Moment::at(ahead)),
             ongoing: BTreeMap::new(),
             started: now,
             ahead,
@@ -128,7 +128,7 @@ impl Router {
 
     /// The time by its own clock.
     pub(crate) fn clock(&self, now: Moment) -> Moment {
-        self.ahead + (now - self.started) * self.rate / 1000
+        Moment::at(self.ahead + (now - self.started) * self.rate / 1000)
     }
 
     /// A client sends a request.

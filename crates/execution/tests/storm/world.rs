@@ -112,8 +112,8 @@ impl World {
             outdated: 0,
             trace: 0,
         };
-        world.at(TICK, Happening::Tick);
-        world.at(DIGEST_EVERY, Happening::Digest);
+        world.at(Moment::at(TICK), Happening::Tick);
+        world.at(Moment::at(DIGEST_EVERY), Happening::Digest);
         world.connect();
         world
     }
@@ -215,7 +215,7 @@ impl World {
             None => {}
             Some(Then::End(request, end)) => {
                 self.trace = Rng::new(self.trace ^ request << 8 ^ end as u64).bits();
-                self.trace ^= self.now.as_nanos() as u64;
+                self.trace ^= self.now.since_zero().as_nanos() as u64;
                 let before = self.ends.insert(request, end);
                 assert!(before.is_none(), "seed {}: {request} ended twice", self.seed);
             }

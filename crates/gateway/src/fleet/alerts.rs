@@ -81,7 +81,7 @@ struct AlertState(BTreeMap<Arc<str>, (String, Moment)>);
 
 impl AlertState {
     fn forget(&mut self, now: Moment) {
-        self.0.retain(|_, (_, seen)| now.saturating_sub(*seen) < REPEAT_AFTER);
+        self.0.retain(|_, (_, seen)| now.since(*seen) < REPEAT_AFTER);
     }
 
     fn is_new(&mut self, key: &Arc<str>, reason: &str, now: Moment) -> bool {
@@ -210,14 +210,13 @@ mod tests {
     #[test]
     fn a_reason_is_logged_once_for_a_source_until_it_changes_or_recurs_much_later() {
         let mut alerts = EventAlerts::default();
-        let second = Duration::from_secs;
         let mut logged =
             |reason, now| alerts.update(&[status("a", reason), status("b", reason)], now).len();
-        assert_eq!(logged("refused", second(0)), 1);
-        assert_eq!(logged("refused", second(50)), 0);
-        assert_eq!(logged("refused", second(100)), 0, "it still fails");
-        assert_eq!(logged("wrong password", second(101)), 1);
-        assert_eq!(logged("wrong password", second(200)), 1, "it worked in between");
+        assert_eq!(logged("refused", Moment::from_secs(0)), 1);
+        assert_eq!(logged("refused", Moment::from_secs(50)), 0);
+        assert_eq!(logged("refused", Moment::from_secs(100)), 0, "it still fails");
+        assert_eq!(logged("wrong password", Moment::from_secs(101)), 1);
+        assert_eq!(logged("wrong password", Moment::from_secs(200)), 1, "it worked in between");
     }
 
     #[test]

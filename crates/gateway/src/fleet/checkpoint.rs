@@ -84,7 +84,7 @@ pub(crate) async fn write_periodically(
         tokio::time::sleep(checkpoint.settings.every).await;
         let checkpoint = Arc::clone(&checkpoint);
         let registry = Arc::clone(&registry);
-        if registry.now() > RECORD_TIMEOUT {
+        if registry.now() > Moment::at(RECORD_TIMEOUT) {
             registry.events().load_checkpoint(Vec::new());
         }
         let write = tokio::task::spawn_blocking(move || checkpoint.write(&registry));

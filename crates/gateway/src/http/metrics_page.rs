@@ -203,7 +203,7 @@ fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     let last = history.and_then(|history| history.last);
     let mut age = page.family(family::CHECKPOINT_AGE);
     if let Some((at, _)) = last {
-        age.value(&[], gateway.now().saturating_sub(at).as_secs_f64());
+        age.value(&[], gateway.now().since(at).as_secs_f64());
     }
     let mut bytes = page.family(family::CHECKPOINT_BYTES);
     if let Some((_, written)) = last {

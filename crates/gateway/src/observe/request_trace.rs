@@ -162,7 +162,7 @@ impl Sampler {
         if settings.explained <= 0.0 {
             return false;
         }
-        let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
+        let micros = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX - 1);
         let next = self.next.load(Relaxed);
         if micros < next {
             return false;
@@ -196,7 +196,7 @@ mod tests {
             let settings = Settings { explained, ..Settings::default() };
             let sampler = Sampler::default();
             let at = |millis| {
-                let now = Duration::from_millis(millis);
+                let now = Moment::from_millis(millis);
                 sampler.sample(&settings, &HeaderMap::new(), now, || 1).is_some()
             };
             (0..1000).filter(|millis| at(*millis)).count()
@@ -211,7 +211,7 @@ mod tests {
             Settings { explained: 0.0, telemetry: Some(telemetry), ..Settings::default() };
         let sampler = Sampler::default();
         let sample = |headers: &HeaderMap, random| {
-            sampler.sample(&settings, headers, Duration::ZERO, || random)?.context
+            sampler.sample(&settings, headers, Moment::ZERO, || random)?.context
         };
         let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let context = sample(&headers(given), 8).unwrap();

@@ -122,7 +122,7 @@ pub fn exporter(
     let exporter = Exporter { queue: sender, queued, counts: Arc::clone(&counts) };
     let endpoint = Arc::new(endpoint);
     let service = settings.service.clone();
-    let zero = time_of_day().saturating_sub(now.as_nanos());
+    let zero = time_of_day().saturating_sub(now.since_zero().as_nanos());
     Ok((exporter, Sender { queue, counts, endpoint, service, zero }))
 }
 
@@ -394,7 +394,7 @@ fn attribute(key: &str, value: &Value) -> Value {
 }
 
 fn nanos(zero: u128, moment: Moment) -> String {
-    (zero + moment.as_nanos()).to_string()
+    (zero + moment.since_zero().as_nanos()).to_string()
 }
 
 #[expect(
@@ -423,9 +423,9 @@ mod tests {
             took: ms(1),
         };
         let trace = RequestTrace {
-            arrived: ms(100),
-            prepared: ms(100),
-            decided: ms(110),
+            arrived: Moment::from_millis(100),
+            prepared: Moment::from_millis(100),
+            decided: Moment::from_millis(110),
             explanation: Explanation { hold: vec![judge], ..Explanation::default() },
             has_waited: true,
             calls: Vec::new(),

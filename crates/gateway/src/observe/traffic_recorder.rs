@@ -125,11 +125,11 @@ impl SummaryObserver for TrafficRecorder {
 }
 
 fn micros(moment: Moment) -> u64 {
-    u64::try_from(moment.as_micros()).unwrap_or(u64::MAX)
+    u64::try_from(moment.since_zero().as_micros()).unwrap_or(u64::MAX)
 }
 
 fn millis(moment: Moment) -> u64 {
-    u64::try_from(moment.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(moment.since_zero().as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
 
     fn record(blocks: usize) -> RequestSummary {
         let traffic = TrafficStream {
-            arrived: Duration::from_micros(7),
+            arrived: Moment::from_micros(7),
             blocks: (0..blocks as u64).map(BlockHash).collect(),
             block_tokens: 16,
             prompt_tokens: 16 * blocks + 3,
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_fetch_returns_the_requests_since_the_last_one_and_the_number_missed() {
         let recorder = TrafficRecorder::default();
-        let first = recorder.since(None, Duration::ZERO);
+        let first = recorder.since(None, Moment::ZERO);
         assert_eq!(first, json!({"now_us": 0, "next": 0, "missed": 0, "requests": []}));
         recorder.ended(&RequestSummary {
             usage: Usage { output_tokens: Some(5), ..Usage::default() },
@@ -166,7 +166,7 @@ mod tests {
         recorder.ended(&RequestSummary { pieces: 9, ..record(1) });
         recorder.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(1) });
         recorder.ended(&RequestSummary { traffic: None, ..record(1) });
-        let fetched = recorder.since(Some(0), Duration::ZERO);
+        let fetched = recorder.since(Some(0), Moment::ZERO);
         assert_eq!(fetched["next"], 3);
         assert_eq!(
             fetched["requests"][0],
@@ -182,20 +182,20 @@ mod tests {
             "the length of a broken response is unknown"
         );
         (0..MAX_REQUESTS).for_each(|_| recorder.ended(&record(0)));
-        let late = recorder.since(Some(1), Duration::ZERO);
+        let late = recorder.since(Some(1), Moment::ZERO);
         assert_eq!((&late["missed"], &late["next"]), (&json!(2), &json!(MAX_FETCHED + 3)));
         assert_eq!(
             late["requests"].as_array().map(Vec::len),
             Some(MAX_FETCHED),
             "the next fetch returns the rest"
         );
-        assert_eq!(recorder.since(Some(u64::MAX), Duration::ZERO)["requests"], json!([]));
+        assert_eq!(recorder.since(Some(u64::MAX), Moment::ZERO)["requests"], json!([]));
     }
 
     #[test]
     fn the_block_limit_drops_the_oldest_requests() {
         let recorder = TrafficRecorder::default();
         (0..5).for_each(|_| recorder.ended(&record(MAX_BLOCKS / 4)));
-        assert_eq!(recorder.since(Some(0), Duration::ZERO)["missed"], 1);
+        assert_eq!(recorder.since(Some(0), Moment::ZERO)["missed"], 1);
     }
 }

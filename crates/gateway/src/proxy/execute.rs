@@ -174,7 +174,8 @@ pub(crate) struct KvLease {
 impl KvLease {
     /// Sets when the lease expires; none if no engine holds anything.
     pub(crate) fn set_until(&self, until: Option<Moment>) {
-        let nanos = until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+        let nanos = until
+            .map_or(0, |until| u64::try_from(until.since_zero().as_nanos()).unwrap_or(u64::MAX));
         self.until.store(nanos, Relaxed);
     }
 
@@ -189,6 +190,6 @@ impl KvLease {
 
     /// When the lease expires.
     pub(crate) fn until(&self) -> Moment {
-        Duration::from_nanos(self.until.load(Relaxed))
+        Moment::from_nanos(self.until.load(Relaxed))
     }
 }

@@ -77,7 +77,7 @@ impl PendingSummary<'_> {
         let Some(mut summary) = self.summary.take() else { return };
         summary.ended = end;
         summary.status = status;
-        summary.total = self.worker.gateway.now().saturating_sub(self.arrived);
+        summary.total = self.worker.gateway.now().since(self.arrived);
         self.worker.gateway.ended(&summary);
     }
 }
@@ -139,7 +139,7 @@ async fn run_stages(
     summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, context, length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
-    summary.decided = gateway.now().saturating_sub(arrived);
+    summary.decided = gateway.now().since(arrived);
     let budget = &gateway.budget;
     let timeouts = settings.timeouts;
     let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
@@ -218,7 +218,7 @@ pub async fn send_planned(
         Ok(response) => respond(worker, response, None, summary, arrived),
         Err(error) => {
             summary.status = error.status.as_u16();
-            summary.total = worker.gateway.now().saturating_sub(arrived);
+            summary.total = worker.gateway.now().since(arrived);
             worker.gateway.ended(&summary);
             error.response(api)
         }
@@ -255,7 +255,7 @@ async fn run_planned_stages(
     let context = prepare(worker, profile, body.request, length, &mut trace).await?;
     let decided = decide(worker, profile, context, length, &mut trace).await?;
     (planned.decided)();
-    summary.decided = gateway.now().saturating_sub(arrived);
+    summary.decided = gateway.now().since(arrived);
     // The first byte of an answer that is not streamed comes when all of it is computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
     let options = CallOptions {

@@ -203,7 +203,7 @@ impl Relay {
         // Events may have confirmed the prediction since.
         summary.speculative.take_if(|prefix| worker.is_confirmed(prefix));
         summary.ended = end;
-        summary.total = worker.gateway.now().saturating_sub(arrived);
+        summary.total = worker.gateway.now().since(arrived);
         worker.gateway.ended(&summary);
     }
 }

@@ -40,11 +40,11 @@ pub(crate) fn respond(
     headers::strip_gateway_headers(&mut response_head.headers);
     summary.status = response_head.status.as_u16();
     let now = gateway.now();
-    summary.first_byte = Some(now.saturating_sub(arrived));
+    summary.first_byte = Some(now.since(arrived));
     if let (Some(load), 0, 200..300) =
         (&response.step.reservation, response.retries, summary.status)
     {
-        load.began(now.saturating_sub(arrived + summary.decided), now);
+        load.began(now.since(arrived + summary.decided), now);
     }
     summary.retries = response.retries;
     summary.is_degraded = response.is_degraded;

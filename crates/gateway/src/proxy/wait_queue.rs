@@ -205,7 +205,7 @@ impl WaitQueues {
         });
         self.count(&queues);
         let ended = decider.now();
-        let pause = ended.saturating_sub(now) * PAUSE_FACTOR;
+        let pause = ended.since(now) * PAUSE_FACTOR;
         self.paused_until.store(nanos(ended + pause.min(MAX_PAUSE)), Relaxed);
         drop(queues);
         for (held, how) in settled {
@@ -268,7 +268,7 @@ impl<T> QueueSet<T> {
 }
 
 fn nanos(moment: Moment) -> u64 {
-    u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(moment.since_zero().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -291,10 +291,14 @@ mod tests {
         let profile = Arc::new(Profile::check("p", &text, &ProfileEnv::default()).unwrap());
         let context = profile.context(Request::default());
         let held = HeldRequest { profile, context, again: Redecision::default(), item };
-        let (weight, deadline) = (1, Duration::from_secs(9));
-        let (tenant, cost) = (Tenant(0), Duration::ZERO);
-        let class = QueueEntry { tenant, weight, priority, cost, deadline };
-        queues.enter(Duration::ZERO, Hold { class }, held).unwrap().0
+        let class = QueueEntry {
+            tenant: Tenant(0),
+            weight: 1,
+            priority,
+            cost: Duration::ZERO,
+            deadline: Moment::from_secs(9),
+        };
+        queues.enter(Moment::ZERO, Hold { class }, held).unwrap().0
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl WatchdogHandle {
     fn run(&mut self) {
         while !self.is_over.load(Relaxed) {
             self.check();
-            let left = self.shutdown.deadline().map(|at| at.saturating_sub(self.clock.now()));
+            let left = self.shutdown.deadline().map(|at| at.since(self.clock.now()));
             if left == Some(Duration::ZERO) {
                 self.exit();
             }

@@ -67,7 +67,7 @@ impl Shutdown {
     pub(crate) fn deadline(&self) -> Option<Moment> {
         match self.deadline.load(Relaxed) {
             NEVER => None,
-            nanos => Some(Duration::from_nanos(nanos)),
+            nanos => Some(Moment::from_nanos(nanos)),
         }
     }
 
@@ -81,7 +81,7 @@ impl Shutdown {
         let is_again = *self.signals.borrow() > 0;
         let before = is_again.then(|| self.deadline().unwrap_or(Moment::MAX));
         let deadline = deadline(before, now, drain);
-        let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(NEVER);
+        let nanos = u64::try_from(deadline.since_zero().as_nanos()).unwrap_or(NEVER);
         // Stored first: the watchdog enforces it even if all other threads are stuck.
         self.deadline.store(nanos, Relaxed);
         self.signals.send_modify(|count| *count += 1);
@@ -155,20 +155,24 @@ mod tests {
         let signals = shutdown.signals();
         let drain = Drain { lame_duck: 3 * S, grace: 30 * S };
         assert_eq!((shutdown.deadline(), *signals.borrow()), (None, 0));
-        shutdown.signal(10 * S, drain);
-        assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(45 * S), 1));
-        shutdown.signal(20 * S, drain);
-        assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(22 * S), 2));
-        shutdown.signal(21 * S, drain);
-        assert_eq!(shutdown.deadline(), Some(22 * S), "further signals do not extend it");
+        shutdown.signal(Moment::from_secs(10), drain);
+        assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(Moment::from_secs(45)), 1));
+        shutdown.signal(Moment::from_secs(20), drain);
+        assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(Moment::from_secs(22)), 2));
+        shutdown.signal(Moment::from_secs(21), drain);
+        assert_eq!(
+            shutdown.deadline(),
+            Some(Moment::from_secs(22)),
+            "further signals do not extend it"
+        );
     }
 
     #[test]
     fn an_unlimited_grace_has_no_deadline_until_the_second_signal() {
         let shutdown = Shutdown::default();
-        shutdown.signal(S, Drain { lame_duck: S, grace: Duration::MAX });
+        shutdown.signal(Moment::from_secs(1), Drain { lame_duck: S, grace: Duration::MAX });
         assert_eq!(shutdown.deadline(), None);
-        shutdown.signal(S, Drain { lame_duck: S, grace: Duration::MAX });
-        assert_eq!(shutdown.deadline(), Some(3 * S));
+        shutdown.signal(Moment::from_secs(1), Drain { lame_duck: S, grace: Duration::MAX });
+        assert_eq!(shutdown.deadline(), Some(Moment::from_secs(3)));
     }
 }

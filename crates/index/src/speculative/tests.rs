@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 const fn at(seconds: u64) -> Moment {
-    Duration::from_secs(seconds)
+    Moment::from_secs(seconds)
 }
 
 fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<BlockHash> {
@@ -25,7 +25,7 @@ fn a_renewed_block_expires_at_its_new_time_and_a_confirmed_one_never() {
     let mut speculative = inserted(&chain, at(10));
     speculative.insert(None, &chain[..1], &chain[..1], at(20));
     assert!(speculative.remove(BlockHash(4)));
-    assert!(speculative.take_expired(Duration::from_millis(9_999)).is_empty());
+    assert!(speculative.take_expired(Moment::from_millis(9_999)).is_empty());
     assert_eq!(speculative.take_expired(at(10)), blocks([3, 2]), "the end first");
     assert!(speculative.take_expired(at(19)).is_empty());
     assert_eq!(speculative.take_expired(at(20)), blocks([1]));
@@ -35,9 +35,9 @@ fn a_renewed_block_expires_at_its_new_time_and_a_confirmed_one_never() {
 
 #[test]
 fn a_block_expires_not_before_its_time_and_within_a_step_after_it() {
-    let mut speculative = inserted(&blocks([1]), Duration::from_millis(1_001));
-    assert!(speculative.take_expired(Duration::from_millis(1_049)).is_empty());
-    assert_eq!(speculative.take_expired(Duration::from_millis(1_050)), blocks([1]));
+    let mut speculative = inserted(&blocks([1]), Moment::from_millis(1_001));
+    assert!(speculative.take_expired(Moment::from_millis(1_049)).is_empty());
+    assert_eq!(speculative.take_expired(Moment::from_millis(1_050)), blocks([1]));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The tier and the location of blocks, as the router passes them to a chosen pod's engine.
 
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
@@ -84,7 +85,7 @@ fn speculative_blocks_are_distinguished_from_confirmed_ones() {
     let mut is_confirmed = |at: usize| reader.is_confirmed(pod, chain[at], &mut depths);
     assert!(!is_confirmed(0), "no pod holds it");
 
-    writer.insert_speculative(pod, &chain, Duration::from_secs(9)).expect("the pod is live");
+    writer.insert_speculative(pod, &chain, Moment::from_secs(9)).expect("the pod is live");
     assert_eq!((confirmed(4), confirmed(0)), (Ok(0), Ok(0)));
     assert!(!is_confirmed(0));
 
@@ -96,7 +97,7 @@ fn speculative_blocks_are_distinguished_from_confirmed_ones() {
 
     // A hole that a new request fills with a speculative block: the block after it is confirmed.
     remove(&index, pod, 2, Tier::Gpu);
-    writer.insert_speculative(pod, &chain, Duration::from_secs(9)).expect("the pod is live");
+    writer.insert_speculative(pod, &chain, Moment::from_secs(9)).expect("the pod is live");
     assert_eq!((confirmed(4), confirmed(3), confirmed(1)), (Ok(1), Ok(1), Ok(1)));
     assert!(!is_confirmed(2), "its prefix is not confirmed");
 

@@ -1,6 +1,7 @@
 //! Tests of decisions as a whole, against a real index.
 
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_index::{Location, PodId, Tier};
 
@@ -134,16 +135,16 @@ fn a_request_waits_no_longer_than_it_says_itself() {
     );
     let mut deadline = |header: Option<&str>| {
         let mut request = TestBench::request(&[]);
-        request.arrival = Duration::from_secs(5);
+        request.arrival = Moment::from_secs(5);
         request.headers.extend(header.map(|value| ("x-deadline-ms".into(), value.into())));
         match bench.decide(&profile, request) {
             Outcome::Hold(hold) => hold.class.deadline - Duration::from_secs(5),
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(deadline(Some("250")), Duration::from_millis(250));
+    assert_eq!(deadline(Some("250")), Moment::from_millis(250));
     for says_no_less in [None, Some("3600000"), Some("soon"), Some("-1")] {
-        assert_eq!(deadline(says_no_less), Duration::from_secs(30), "{says_no_less:?}");
+        assert_eq!(deadline(says_no_less), Moment::from_secs(30), "{says_no_less:?}");
     }
 }
 
@@ -168,12 +169,12 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     let profile = bench.profile(&format!("{CACHE_AFFINITY}{hold}"));
     let busy = bench.plan(&profile, TestBench::request(&tokens));
     let mut request = TestBench::request(&tokens);
-    request.arrival = Duration::from_secs(1);
+    request.arrival = Moment::from_secs(1);
     let mut context = bench.prepared(&profile, request);
     let TestBench { fleet, state, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, state, now: Duration::from_secs(1), rng };
+    let mut env = DecisionEnv { fleet, state, now: Moment::from_secs(1), rng };
     match profile.decide(&mut context, &mut env) {
-        Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
+        Outcome::Hold(hold) => assert_eq!(hold.deadline(), Moment::from_secs(6)),
         other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
     }
     drop(busy);
@@ -298,7 +299,7 @@ workflow:
     let request = TestBench::request(&prompt(1, 4));
     let mut context = bench.prepared(&profile, request);
     let TestBench { fleet, state, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+    let mut env = DecisionEnv { fleet, state, now: Moment::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
     assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
@@ -323,7 +324,7 @@ fn after_a_failure_the_failed_pods_are_not_chosen_again() {
     let profile = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&profile, TestBench::request(&[1]));
     let TestBench { fleet, state, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+    let mut env = DecisionEnv { fleet, state, now: Moment::ZERO, rng };
     let mut excluded = Vec::new();
     for _ in 0..3 {
         let retry = Retry { step: None, excluded: &excluded };
@@ -345,7 +346,7 @@ fn transcript(seed: u64, yaml: &str) -> String {
     let mut running = std::collections::VecDeque::new();
     let mut transcript = String::new();
     for number in 0..200_u32 {
-        bench.now = Duration::from_millis(u64::from(number) * 10);
+        bench.now = Moment::from_millis(u64::from(number) * 10);
         let plan = bench.plan(&profile, TestBench::request(&prompt(number % 10, 6)));
         let name = |pod| names(&bench, [pod]).remove(0);
         transcript.push_str(&plan.to_json(name).to_string());
@@ -405,7 +406,7 @@ fn a_context_of_another_profile_is_refused() {
     let other = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&one, TestBench::request(&[]));
     let TestBench { fleet, state, rng, .. } = &mut bench;
-    other.decide(&mut context, &mut DecisionEnv { fleet, state, now: Duration::ZERO, rng });
+    other.decide(&mut context, &mut DecisionEnv { fleet, state, now: Moment::ZERO, rng });
 }
 
 #[test]
@@ -419,7 +420,7 @@ fn contexts_are_reused_without_a_trace_of_the_last_request() {
     assert_eq!(last, TestBench::request(&tokens));
     profile.prepare(&mut context).unwrap();
     let TestBench { fleet, state, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+    let mut env = DecisionEnv { fleet, state, now: Moment::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
@@ -512,7 +513,7 @@ fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
         let profile = bench.profile(yaml);
         let mut context = bench.prepared(&profile, TestBench::request(&[]));
         let TestBench { fleet, state, rng, .. } = &mut bench;
-        let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+        let mut env = DecisionEnv { fleet, state, now: Moment::ZERO, rng };
         let step = Name::from("serve");
         profile.replan(&mut context, &mut env, Retry { step: Some(&step), excluded: &[] })
     };

@@ -162,7 +162,7 @@ impl PodState {
     #[inline]
     #[must_use]
     pub fn since_paced(&self, now: Moment) -> Duration {
-        let ago = (now.as_millis() as u32).wrapping_sub(self.paced_at.load(Relaxed));
+        let ago = (now.since_zero().as_millis() as u32).wrapping_sub(self.paced_at.load(Relaxed));
         Duration::from_millis(u64::from(ago))
     }
 
@@ -173,7 +173,7 @@ impl PodState {
         let known = self.paces.load(Relaxed);
         let mean = self.pace().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
         self.pace.store((mean as f32).to_bits(), Relaxed);
-        self.paced_at.store(now.as_millis() as u32, Relaxed);
+        self.paced_at.store(now.since_zero().as_millis() as u32, Relaxed);
         self.paces.store(known.saturating_add(1), Relaxed);
     }
 
@@ -197,7 +197,8 @@ impl PodState {
     #[inline]
     #[must_use]
     pub fn computing(&self, now: Moment) -> Duration {
-        let passed = (now.as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
+        let passed =
+            (now.since_zero().as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
         match self.progress.load(Relaxed) {
             0 => Duration::ZERO,
             // The progress is later than `now`.
@@ -207,7 +208,7 @@ impl PodState {
     }
 
     pub(super) fn progressed(&self, now: Moment) {
-        self.progress.store((now.as_millis() as u32).max(1), Relaxed);
+        self.progress.store((now.since_zero().as_millis() as u32).max(1), Relaxed);
     }
 
     /// It is known to take so many times longer than its engine's profile says. What its requests
@@ -246,7 +247,7 @@ impl PodState {
         if self.breaker() != BreakerState::Resting {
             return None;
         }
-        let left = self.rests_until.load(Relaxed).wrapping_sub(now.as_millis() as u32);
+        let left = self.rests_until.load(Relaxed).wrapping_sub(now.since_zero().as_millis() as u32);
         // The time may be over before the breaker was closed.
         let left = if left > u32::MAX / 2 { 0 } else { left };
         Some(Duration::from_millis(left.into()))
@@ -286,12 +287,12 @@ impl PodState {
     #[must_use]
     pub fn silence(&self, now: Moment) -> Option<Duration> {
         let last_event = self.last_event.load(Relaxed).checked_sub(1)?;
-        Some(now.saturating_sub(Duration::from_micros(last_event)))
+        Some(now.since(Moment::from_micros(last_event)))
     }
 
     /// Records a sign of life of its event stream: an event, a heartbeat, a matching digest.
     pub fn heard_at(&self, now: Moment) {
-        let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
+        let micros = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX - 1);
         self.last_event.store(micros + 1, Relaxed);
     }
 
@@ -314,7 +315,7 @@ impl PodState {
 
     /// It rests until then.
     pub fn set_rest(&self, until: Moment) {
-        self.rests_until.store(until.as_millis() as u32, Relaxed);
+        self.rests_until.store(until.since_zero().as_millis() as u32, Relaxed);
     }
 
     /// Its events became more or less trustworthy.
@@ -346,7 +347,7 @@ impl PodState {
     pub(super) fn glimpse(&self, now: Moment) -> LearntRate {
         let (tokens, pairs) = self.learnt.counts();
         LearntRate {
-            milliseconds: now.as_secs_f64() * 1e3,
+            milliseconds: now.since_zero().as_secs_f64() * 1e3,
             tokens,
             pairs,
             decoding: f64::from(self.decoding()),

@@ -1,6 +1,7 @@
 //! Tests of the fleet: who is found where, and load that comes back to zero.
 
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_index::{Index, IndexLimits};
 
@@ -60,7 +61,7 @@ fn model(work: &PrefillWork) -> f64 {
 /// A request of so many uncached tokens that gets its first token after so many milliseconds, and
 /// then fifty more in as many steps of `step` milliseconds.
 fn answered(pod_state: &std::sync::Arc<PodState>, from: u64, tokens: u64, first: u64, step: u64) {
-    let at = |ms: u64| Duration::from_millis(from + ms);
+    let at = |ms: u64| Moment::from_millis(from + ms);
     let mut load = Reservation::new(pod_state, tokens, tokens).sent_at(at(0));
     load.first_token_at(at(first));
     load.decoded(50);
@@ -112,13 +113,17 @@ fn short_prompts_and_engines_that_queue_teach_nothing() {
 fn progress_counts_from_the_last_news_of_it() {
     let pod_state = std::sync::Arc::new(PodState::default());
     let ms = Duration::from_millis;
-    let mut first = Reservation::new(&pod_state, 9_000, 9_000).sent_at(ms(100));
-    let _second = Reservation::new(&pod_state, 9_000, 9_000).sent_at(ms(150));
-    assert_eq!(pod_state.computing(ms(170)), ms(70), "since the first was sent to an idle pod");
-    first.computed_at(4_000, ms(180));
-    assert_eq!(pod_state.computing(ms(200)), ms(20));
-    first.first_token_at(ms(210));
-    assert_eq!(pod_state.computing(ms(200)), Duration::ZERO);
+    let mut first = Reservation::new(&pod_state, 9_000, 9_000).sent_at(Moment::from_millis(100));
+    let _second = Reservation::new(&pod_state, 9_000, 9_000).sent_at(Moment::from_millis(150));
+    assert_eq!(
+        pod_state.computing(Moment::from_millis(170)),
+        ms(70),
+        "since the first was sent to an idle pod"
+    );
+    first.computed_at(4_000, Moment::from_millis(180));
+    assert_eq!(pod_state.computing(Moment::from_millis(200)), ms(20));
+    first.first_token_at(Moment::from_millis(210));
+    assert_eq!(pod_state.computing(Moment::from_millis(200)), Duration::ZERO);
 }
 
 #[test]
@@ -138,11 +143,11 @@ fn a_new_incarnation_in_the_same_slot_is_another_pod() {
 #[test]
 fn silence_counts_from_the_last_sign_of_life() {
     let pod_state = PodState::default();
-    assert_eq!(pod_state.silence(Duration::from_secs(9)), None);
-    pod_state.heard_at(Duration::ZERO);
-    assert_eq!(pod_state.silence(Duration::from_secs(9)), Some(Duration::from_secs(9)));
-    pod_state.heard_at(Duration::from_secs(10));
-    assert_eq!(pod_state.silence(Duration::from_secs(9)), Some(Duration::ZERO));
+    assert_eq!(pod_state.silence(Moment::from_secs(9)), None);
+    pod_state.heard_at(Moment::ZERO);
+    assert_eq!(pod_state.silence(Moment::from_secs(9)), Some(Duration::from_secs(9)));
+    pod_state.heard_at(Moment::from_secs(10));
+    assert_eq!(pod_state.silence(Moment::from_secs(9)), Some(Duration::ZERO));
 }
 
 #[test]

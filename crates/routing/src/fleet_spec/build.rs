@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::HashKey;
+use wornpath_index::Moment;
 use wornpath_index::{
     CacheEvent, Capacity, Content, EngineHash, Index, IndexLimits, NoSlot, Parent, PodId,
     PodRemoved, StoredBlocks,
@@ -85,7 +86,7 @@ impl FleetSpec {
         let mut load = Vec::new();
         for described in &self.pods {
             let pod = FleetPod::new(index.add_pod()?, described.facts.clone());
-            described.add_load(&pod, now, &mut load);
+            described.add_load(&pod, Moment::at(now), &mut load);
             described.fill(&pod, &models, &index)?;
             pods.push(pod);
         }
@@ -95,7 +96,7 @@ impl FleetSpec {
 
 impl PodSpec {
     /// Puts the described load on the pod.
-    fn add_load(&self, pod: &FleetPod, now: Duration, load: &mut Vec<Reservation>) {
+    fn add_load(&self, pod: &FleetPod, now: Moment, load: &mut Vec<Reservation>) {
         let pod_state = pod.state();
         pod_state.set_health(self.health);
         pod_state.set_breaker(self.breaker);

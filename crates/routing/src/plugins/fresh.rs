@@ -5,6 +5,7 @@
 //! `guessed` says whether they pass.
 
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -59,7 +60,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 impl Fresh {
     /// Why the pod's events are not up to date, if they are not.
     #[inline]
-    fn stale_reason(&self, pod_state: &PodState, now: Duration) -> Option<&'static str> {
+    fn stale_reason(&self, pod_state: &PodState, now: Moment) -> Option<&'static str> {
         match (pod_state.trust(), pod_state.silence(now)) {
             (EventTrust::Guessed, _) if self.eventless == EventlessPods::Keep => None,
             (EventTrust::Guessed, _) => Some("engine sends no cache events"),

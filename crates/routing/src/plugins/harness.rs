@@ -46,7 +46,7 @@ impl Harness {
         let models = Models::new(HashKey::DEFAULT).with("m", 2.try_into().unwrap(), None);
         let mut request = Request::default();
         request.model.base = "m".into();
-        let now = Duration::from_secs(100);
+        let now = Moment::from_secs(100);
         Self { index, fleet, models: Arc::new(models), request, now, picks: vec![] }
     }
 

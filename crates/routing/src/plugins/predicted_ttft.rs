@@ -130,6 +130,7 @@ mod tests {
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
+    use wornpath_index::Moment;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
     const PLAIN: &str = "predicted_ttft: {eviction: 0, pressure_ms: 0}";
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn a_pod_that_was_measured_slow_is_predicted_slow_unless_rates_are_fixed() {
         let harness = Harness::of(2).prompt(&[7; 2000]);
-        let time = Duration::from_millis;
+        let time = Moment::from_millis;
         for at in (0..100).map(|number| 10_000 * number) {
             let mut load = Reservation::new(harness.pod_state(0), 8000, 8000).sent_at(time(at));
             load.first_token_at(time(at + 400));

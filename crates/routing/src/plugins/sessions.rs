@@ -147,13 +147,13 @@ mod tests {
     }
 
     fn at(seconds: u64) -> Moment {
-        Duration::from_secs(seconds)
+        Moment::from_secs(seconds)
     }
 
     #[test]
     fn a_session_expires_after_its_idle_time() {
         let pod = pods(1)[0];
-        let mut sessions = Sessions::new(8, at(10));
+        let mut sessions = Sessions::new(8, Duration::from_secs(10));
         sessions.remember(1, pod, at(0));
         assert_eq!(sessions.find(1, at(9)), Some(pod));
         sessions.remember(1, pod, at(9));
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn a_full_table_evicts_the_session_that_was_idle_longest() {
         let pod = pods(1)[0];
-        let mut sessions = Sessions::new(2, at(100));
+        let mut sessions = Sessions::new(2, Duration::from_secs(100));
         sessions.remember(1, pod, at(0));
         sessions.remember(2, pod, at(1));
         sessions.remember(1, pod, at(2));
@@ -181,15 +181,15 @@ mod tests {
             capacity in 1..10_usize,
         ) {
             let pods = pods(3);
-            let mut sessions = Sessions::new(capacity, at(5));
+            let mut sessions = Sessions::new(capacity, Duration::from_secs(5));
             let mut last: HashMap<u64, (PodId, Moment)> = HashMap::new();
             let mut now = at(0);
             for (session, pod, pass) in steps {
-                now += at(pass);
+                now += Duration::from_secs(pass);
                 sessions.remember(session, pods[pod], now);
                 last.insert(session, (pods[pod], now));
                 for (session, (pod, when)) in &last {
-                    let fresh = now < *when + at(5);
+                    let fresh = now < *when + Duration::from_secs(5);
                     match sessions.find(*session, now) {
                         Some(found) => prop_assert!(fresh && found == *pod),
                         None => prop_assert!(!fresh || last.len() > capacity),

@@ -121,10 +121,11 @@ mod tests {
     use crate::fleet::PodState;
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
+    use wornpath_index::Moment;
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 
-    fn measure(pod_state: &PodState, each: f64, now: Duration) {
+    fn measure(pod_state: &PodState, each: f64, now: Moment) {
         (0..40).for_each(|_| pod_state.paced(each, now));
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_blocks::HashKey;
 use wornpath_index::Tier;
@@ -98,12 +99,12 @@ fn cache_affinity_falls_when_events_are_missing_or_stale() {
     for at in 0..4 {
         bench.cache(at, &PROMPT, Tier::Gpu);
     }
-    bench.now = Duration::from_secs(100);
+    bench.now = Moment::from_secs(100);
     bench.pod(0).state().set_trust(EventTrust::Unsure);
     bench.pod(1).state().set_freshness(0.6);
     bench.pod(2).state().set_freshness(0.0);
     // The event rules have already turned silence into freshness; the scorer ignores it.
-    bench.pod(3).state().heard_at(Duration::from_secs(10));
+    bench.pod(3).state().heard_at(Moment::from_secs(10));
     let request = TestBench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
     assert_eq!(scores, [0.5, 0.5, 0.0, 1.0]);
@@ -154,10 +155,10 @@ fn a_fleet_that_is_down_is_rejected_with_503() {
 #[test]
 fn a_fleet_that_backs_off_is_rejected_with_429_and_the_shortest_remaining_backoff() {
     let mut bench = TestBench::with_pods(3);
-    bench.now = Duration::from_secs(5);
+    bench.now = Moment::from_secs(5);
     bench.pod(0).state().set_health(Health::Down);
     for (at, until) in [(1, 15), (2, 12)] {
-        bench.pod(at).state().set_rest(Duration::from_secs(until));
+        bench.pod(at).state().set_rest(Moment::from_secs(until));
         bench.pod(at).state().set_breaker(BreakerState::Resting);
     }
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");

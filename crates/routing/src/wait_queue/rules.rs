@@ -96,7 +96,7 @@ impl QueueOrder {
             Self::Arrival => arrival,
             Self::ShortestFirst { patience } => {
                 let cost = entry.cost.as_secs_f64() * patience;
-                let late = Duration::try_from_secs_f64(cost).unwrap_or(Moment::MAX);
+                let late = Duration::try_from_secs_f64(cost).unwrap_or(Duration::MAX);
                 arrival.saturating_add(late)
             }
             Self::Deadline => entry.deadline,
@@ -201,9 +201,9 @@ mod tests {
             weight: 1,
             priority: Priority::NORMAL,
             cost: Duration::MAX,
-            deadline: Duration::from_secs(1),
+            deadline: Moment::from_secs(1),
         };
         let order = QueueOrder::ShortestFirst { patience: 1e300 };
-        assert_eq!(order.due(Duration::from_secs(5), &entry), Moment::MAX);
+        assert_eq!(order.due(Moment::from_secs(5), &entry), Moment::MAX);
     }
 }

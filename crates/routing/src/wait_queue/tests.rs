@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use proptest::prelude::*;
 
@@ -18,7 +19,7 @@ fn waiting(tenant: u64, priority: u8, cost: u64) -> QueueEntry {
         weight: 1,
         priority: Priority::new(priority).unwrap(),
         cost: ms(cost),
-        deadline: Duration::MAX,
+        deadline: Moment::MAX,
     }
 }
 
@@ -35,8 +36,8 @@ struct Entry {
     id: usize,
     waiting: QueueEntry,
     level: usize,
-    due: Duration,
-    promotion: Duration,
+    due: Moment,
+    promotion: Moment,
 }
 
 impl Model {
@@ -62,7 +63,7 @@ impl Model {
         entry
     }
 
-    fn push(&mut self, now: Duration, waiting: QueueEntry) -> Option<usize> {
+    fn push(&mut self, now: Moment, waiting: QueueEntry) -> Option<usize> {
         let id = self.pushed;
         self.pushed += 1;
         let due = self.rules.order.due(now, &waiting);
@@ -85,7 +86,7 @@ impl Model {
         Some(self.leave(victim).id)
     }
 
-    fn promote(&mut self, now: Duration) {
+    fn promote(&mut self, now: Moment) {
         while let Some(entry) = self
             .entries
             .iter()
@@ -99,7 +100,7 @@ impl Model {
         }
     }
 
-    fn poll(&mut self, now: Duration, accept: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn poll(&mut self, now: Moment, accept: impl Fn(usize) -> bool) -> Vec<usize> {
         self.promote(now);
         let mut left = self.rules.lookahead;
         let mut bound = vec![];
@@ -134,7 +135,7 @@ impl Model {
         bound
     }
 
-    fn expired(&mut self, now: Duration) -> Option<usize> {
+    fn expired(&mut self, now: Moment) -> Option<usize> {
         let first = self.entries.iter().min_by_key(|e| (e.waiting.deadline, e.id))?;
         (first.waiting.deadline <= now).then_some(first.id).map(|id| self.leave(id).id)
     }
@@ -184,7 +185,7 @@ proptest! {
         let mut model =
             Model { rules, entries: vec![], levels: Default::default(), pushed: 0 };
         let mut tickets = vec![];
-        let mut now = Duration::ZERO;
+        let mut now = Moment::ZERO;
         for step in steps {
             match step {
                 Step::Push { tenant, weight, priority, cost, patience } => {
@@ -240,14 +241,14 @@ proptest! {
         for (one, two) in costs {
             for (tenant, weight, cost) in [(1, 1, one), (2, weight, two)] {
                 let waiting = QueueEntry { weight, ..waiting(tenant, 4, cost) };
-                queue.push(Duration::ZERO, waiting, (tenant, cost)).unwrap();
+                queue.push(Moment::ZERO, waiting, (tenant, cost)).unwrap();
             }
         }
         let mut given = [0.0, 0.0];
         for _ in 0..40 {
             let mut bound = vec![];
             let mut room = Some(());
-            queue.poll(Duration::ZERO, &mut bound, |_| room.take());
+            queue.poll(Moment::ZERO, &mut bound, |_| room.take());
             let ((tenant, cost), ()) = bound[0];
             let share = if tenant == 1 { 1.0 } else { f64::from(weight) };
             given[tenant as usize - 1] += cost as f64 / share;
@@ -264,9 +265,9 @@ fn steps_until_served(
     flood: impl Fn(u64) -> QueueEntry,
 ) -> Option<u64> {
     let mut queue = WaitQueue::new(rules).unwrap();
-    queue.push(Duration::ZERO, first, 0).unwrap();
+    queue.push(Moment::ZERO, first, 0).unwrap();
     (1..2000).find(|step| {
-        let now = ms(step * 10);
+        let now = Moment::from_millis(step * 10);
         for item in [step * 2, step * 2 + 1] {
             queue.push(now, flood(item), item).unwrap();
         }
@@ -298,17 +299,17 @@ fn a_long_prefill_is_overtaken_only_until_it_is_due() {
 fn a_tenant_cannot_gain_turns_by_leaving_and_coming_back() {
     let mut queue = WaitQueue::new(QueueRules::default()).unwrap();
     for _ in 0..20 {
-        queue.push(Duration::ZERO, waiting(1, 4, 10), 1).unwrap();
+        queue.push(Moment::ZERO, waiting(1, 4, 10), 1).unwrap();
     }
     let mut served = [0, 0];
     let mut last = 0;
     for _ in 0..20 {
         if last == 0 {
-            queue.push(Duration::ZERO, waiting(0, 4, 10), 0).unwrap();
+            queue.push(Moment::ZERO, waiting(0, 4, 10), 0).unwrap();
         }
         let mut bound = vec![];
         let mut room = Some(());
-        queue.poll(Duration::ZERO, &mut bound, |_| room.take());
+        queue.poll(Moment::ZERO, &mut bound, |_| room.take());
         last = bound[0].0;
         served[last] += 1;
     }
@@ -320,17 +321,17 @@ fn in_a_full_queue_offline_work_and_busy_tenants_give_way() {
     let rules = QueueRules { capacity: 3, ..QueueRules::default() };
     let mut queue = WaitQueue::new(rules).unwrap();
     for name in ["a1", "a2", "a3"] {
-        queue.push(Duration::ZERO, waiting(1, 4, 10), name).unwrap();
+        queue.push(Moment::ZERO, waiting(1, 4, 10), name).unwrap();
     }
-    let full = queue.push(Duration::ZERO, waiting(1, 4, 10), "a4").unwrap_err();
+    let full = queue.push(Moment::ZERO, waiting(1, 4, 10), "a4").unwrap_err();
     assert_eq!(full.item, "a4");
     assert_eq!(
         full.to_string(),
         "wait queue full: 3 requests (limit: `capacity` of the queue); retry later"
     );
-    let pushed = queue.push(Duration::ZERO, waiting(2, 4, 10), "b1").unwrap();
+    let pushed = queue.push(Moment::ZERO, waiting(2, 4, 10), "b1").unwrap();
     assert_eq!(pushed.displaced, Some("a3"), "the longest line gives way");
-    let pushed = queue.push(Duration::ZERO, waiting(3, 0, 10), "offline");
+    let pushed = queue.push(Moment::ZERO, waiting(3, 0, 10), "offline");
     assert_eq!(pushed.unwrap_err().item, "offline", "the lowest priority gives way");
     assert_eq!(queue.len(), 3);
 }
@@ -340,25 +341,25 @@ fn a_refused_tenant_does_not_use_up_the_poll_of_others() {
     let rules = QueueRules { lookahead: 2, ..QueueRules::default() };
     let mut queue = WaitQueue::new(rules).unwrap();
     for item in ["a1", "a2", "a3"] {
-        queue.push(Duration::ZERO, waiting(1, 4, 1), item).unwrap();
+        queue.push(Moment::ZERO, waiting(1, 4, 1), item).unwrap();
     }
-    queue.push(Duration::ZERO, waiting(2, 4, 100), "b").unwrap();
+    queue.push(Moment::ZERO, waiting(2, 4, 100), "b").unwrap();
     let mut bound = vec![];
-    queue.poll(Duration::ZERO, &mut bound, |item| (*item == "b").then_some(()));
+    queue.poll(Moment::ZERO, &mut bound, |item| (*item == "b").then_some(()));
     assert_eq!(bound, [("b", ())]);
 }
 
 #[test]
 fn cancelled_requests_are_not_offered_and_expired_ones_come_back_once() {
     let mut queue = WaitQueue::new(QueueRules::default()).unwrap();
-    let soon = QueueEntry { deadline: ms(5), ..waiting(1, 4, 1) };
-    let gone = queue.push(Duration::ZERO, soon, "gone").unwrap().ticket;
-    queue.push(Duration::ZERO, soon, "late").unwrap();
+    let soon = QueueEntry { deadline: Moment::from_millis(5), ..waiting(1, 4, 1) };
+    let gone = queue.push(Moment::ZERO, soon, "gone").unwrap().ticket;
+    queue.push(Moment::ZERO, soon, "late").unwrap();
     assert_eq!(queue.cancel(gone), Some("gone"));
     assert_eq!(queue.cancel(gone), None);
-    assert_eq!(queue.next_wakeup(), Some(ms(5)));
-    assert_eq!(queue.pop_expired(ms(4)), None);
-    assert_eq!(queue.pop_expired(ms(5)), Some("late"));
-    assert_eq!(queue.pop_expired(ms(5)), None);
+    assert_eq!(queue.next_wakeup(), Some(Moment::from_millis(5)));
+    assert_eq!(queue.pop_expired(Moment::from_millis(4)), None);
+    assert_eq!(queue.pop_expired(Moment::from_millis(5)), Some("late"));
+    assert_eq!(queue.pop_expired(Moment::from_millis(5)), None);
     assert!(queue.is_empty() && queue.next_wakeup().is_none());
 }

@@ -6,6 +6,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use proptest::prelude::*;
 use wornpath_blocks::HashKey;
@@ -120,7 +121,7 @@ impl Case {
         let mut env = DecisionEnv {
             fleet,
             state: &mut self.state,
-            now: Duration::from_secs(1),
+            now: Moment::from_secs(1),
             rng: &mut Rng::new(seed),
         };
         match profile.decide(&mut context, &mut env) {

@@ -1,6 +1,7 @@
 //! The output of `check --print` is a profile with the same meaning.
 
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use proptest::prelude::*;
 use wornpath_routing::fleet_spec::FleetSpec;
@@ -55,7 +56,7 @@ fn planned(profile: &Profile, built: &wornpath_routing::fleet_spec::BuiltFleet) 
     let mut context = profile.context(request);
     profile.prepare(&mut context).unwrap();
     let fleet = &built.fleet;
-    let now = Duration::ZERO;
+    let now = Moment::ZERO;
     let mut env = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
     match profile.decide(&mut context, &mut env) {
         Outcome::Plan(plan) => plan.to_json(|pod| built.name(pod)).to_string(),

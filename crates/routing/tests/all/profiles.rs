@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
 use wornpath_routing::{
@@ -54,7 +55,7 @@ impl Cluster {
     fn send(&mut self, request: Request) -> RoutingPlan {
         let mut context = self.profile.context(request);
         self.profile.prepare(&mut context).unwrap_or_else(|rejection| panic!("{rejection:?}"));
-        let now = Duration::from_secs(100);
+        let now = Moment::from_secs(100);
         let mut env = DecisionEnv {
             fleet: &self.built.fleet,
             state: &mut self.state,

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
@@ -153,14 +154,14 @@ fn explained() -> String {
     let profile_env = ProfileEnv { registry: registry(), ..ProfileEnv::default() };
     let profile = Profile::check("near.yaml", PROFILE, &profile_env).unwrap();
     let headers = vec![("x-client-location".to_owned(), "53.6,10.0".to_owned())];
-    let clock = || Duration::ZERO;
+    let clock = || Moment::ZERO;
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(Request { headers, ..Request::default() });
     profile.prepare_explained(&mut context, &mut recorder).unwrap();
     let mut state = DecisionState::new(&built.index);
     let mut rng = Rng::new(1);
     let fleet = &built.fleet;
-    let now = Duration::ZERO;
+    let now = Moment::ZERO;
     let mut env = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
     profile.decide_explained(&mut context, &mut env, &mut recorder);
     let shown = recorder.finish().to_string();

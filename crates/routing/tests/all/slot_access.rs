@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 use serde_json::Value;
 use wornpath_index::{Index, IndexLimits};
@@ -119,7 +120,7 @@ fn a_handle_used_in_another_profile_panics() {
         let profile = Profile::check("p.yaml", text, &env).unwrap();
         let mut context = profile.context(Request::default());
         let mut decision_env =
-            DecisionEnv { fleet: &fleet, state: &mut state, now: Duration::ZERO, rng: &mut rng };
+            DecisionEnv { fleet: &fleet, state: &mut state, now: Moment::ZERO, rng: &mut rng };
         profile.decide(&mut context, &mut decision_env);
     }
 }

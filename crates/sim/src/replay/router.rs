@@ -7,6 +7,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash, HashKey};
+use wornpath_index::Moment;
 use wornpath_index::{
     CacheEvent, Content, EngineHash, Index, IndexLimits, IndexWriter, Parent, PodId, StoredBlocks,
     Tier,
@@ -160,7 +161,7 @@ impl Router {
             model: ModelChoice { base: MODEL.into(), lora: None },
             prompt: Prompt::Tokens(tokens_of(turn, self.block_size)),
             headers: session.into_iter().collect(),
-            arrival: now,
+            arrival: Moment::at(now),
             priority: planned.map_or_else(Priority::default, |_| Priority::LOWEST),
             planned,
             ..Request::default()
@@ -169,15 +170,19 @@ impl Router {
         if profile.prepare(&mut context).is_err() {
             return RouterOutcome::Refused { turn: number };
         }
-        let mut world =
-            DecisionEnv { fleet: &self.fleet, state: &mut self.state, now, rng: &mut self.rng };
+        let mut world = DecisionEnv {
+            fleet: &self.fleet,
+            state: &mut self.state,
+            now: Moment::at(now),
+            rng: &mut self.rng,
+        };
         match profile.decide(&mut context, &mut world) {
             Outcome::Plan(plan) => self.sent(number, plan),
             Outcome::Reject(_) => RouterOutcome::Refused { turn: number },
             Outcome::Hold(hold) => {
                 let held =
                     HeldRequest { profile, context, again: Redecision::default(), item: number };
-                match self.wait_queue.hold(now, hold.class, held) {
+                match self.wait_queue.hold(Moment::at(now), hold.class, held) {
                     Ok(pushed) => match pushed.displaced {
                         Some(displaced) => RouterOutcome::Refused { turn: displaced.item },
                         None => RouterOutcome::Held,
@@ -194,8 +199,12 @@ impl Router {
             return;
         }
         let mut dequeued = Vec::new();
-        let mut world =
-            DecisionEnv { fleet: &self.fleet, state: &mut self.state, now, rng: &mut self.rng };
+        let mut world = DecisionEnv {
+            fleet: &self.fleet,
+            state: &mut self.state,
+            now: Moment::at(now),
+            rng: &mut self.rng,
+        };
         self.wait_queue.poll(&mut world, &mut dequeued);
         for (held, outcome) in dequeued {
             outcomes.push(match outcome {
@@ -208,7 +217,7 @@ impl Router {
     /// The next delayed event or timeout in the wait queue.
     pub(super) fn next_wakeup(&self) -> Option<Duration> {
         let event = self.delayed.front().map(|event| event.due);
-        [event, self.wait_queue.next_wakeup()].into_iter().flatten().min()
+        [event, self.wait_queue.next_wakeup().map(Moment::since_zero)].into_iter().flatten().min()
     }
 
     /// Receives a cache event of an engine, which takes effect after the delay.
@@ -237,16 +246,16 @@ impl Router {
     pub(super) fn report(&self, now: Duration, pod: usize, waiting: usize, kv_usage: f64) {
         let pod_state = self.fleet.pods()[pod].state();
         pod_state.report(u32::try_from(waiting).unwrap_or(u32::MAX), kv_usage);
-        pod_state.heard_at(now);
+        pod_state.heard_at(Moment::at(now));
     }
 
     /// Does what a live router does every second: idle engines stay alive, speculative inserts
     /// expire.
     pub(super) fn tick(&mut self, now: Duration) {
         for pod in self.fleet.pods() {
-            pod.state().heard_at(now);
+            pod.state().heard_at(Moment::at(now));
         }
-        self.writer.expire(now);
+        self.writer.expire(Moment::at(now));
     }
 
     fn sent(&self, turn: usize, plan: RoutingPlan) -> RouterOutcome {
@@ -289,7 +298,7 @@ impl Router {
         // The index refuses events of a removed pod.
         let applied = self.writer.apply(pod.id(), Some(sequence), &[event]);
         debug_assert!(applied.is_ok() || pod.state().health() == Health::Down, "{applied:?}");
-        pod.state().heard_at(now);
+        pod.state().heard_at(Moment::at(now));
     }
 }
 

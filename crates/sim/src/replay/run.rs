@@ -11,6 +11,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
+use wornpath_index::Moment;
 use wornpath_routing::{Problems, Rng, RoutingPlan};
 
 /// How often a live router does its housekeeping.
@@ -442,7 +443,7 @@ impl<'a> ReplayState<'a> {
                     background.prefilled(job);
                 }
                 if let Some(reservation) = self.reservation(turn) {
-                    reservation.first_token_at(now);
+                    reservation.first_token_at(Moment::at(now));
                 }
             }
             SimOutcome::Finished { request } => {
@@ -451,7 +452,7 @@ impl<'a> ReplayState<'a> {
                 let generated = self.turn(turn).output_tokens.saturating_sub(1) as u64;
                 if let Some(reservation) = self.reservation(turn) {
                     reservation.decoded(generated);
-                    reservation.ended_at(now);
+                    reservation.ended_at(Moment::at(now));
                 }
                 self.end(now, turn);
             }
@@ -460,7 +461,7 @@ impl<'a> ReplayState<'a> {
                 if self.tracks_prefill
                     && let Some(reservation) = self.reservation(request.0 as usize)
                 {
-                    reservation.computed_at(tokens, now);
+                    reservation.computed_at(tokens, Moment::at(now));
                 }
             }
             _ => {}

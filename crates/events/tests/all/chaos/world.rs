@@ -77,7 +77,7 @@ impl World {
         let mut world = Self {
             random: Random(seed),
             engine: Engine::new(),
-            now: Duration::ZERO,
+            now: Moment::ZERO,
             faults,
             cut: false,
             pod,
@@ -86,7 +86,7 @@ impl World {
             index,
             arrivals: BinaryHeap::new(),
             parcels: Vec::new(),
-            next_digest: faults.digest_every.unwrap_or(Duration::MAX),
+            next_digest: faults.digest_every.map_or(Moment::MAX, Moment::at),
             asked_at: Vec::new(),
         };
         world.handle(SourceMessage::Connected);

@@ -152,7 +152,7 @@ fn the_verdict_on_a_pod_is_reported_once() {
 fn the_series_of_a_removed_pod_are_pruned_later_and_its_sum_stays() {
     let metrics = Metrics::default();
     let is_exported = || page(&metrics).contains("pod=\"a\"");
-    let prune = |seconds| metrics.prune(Duration::from_secs(seconds), |pod| pod.as_str() != "a");
+    let prune = |seconds| metrics.prune(Moment::from_secs(seconds), |pod| pod.as_str() != "a");
     metrics.ended(&record(Some(64), Some(0)));
     metrics.scraped(&"a".into(), Scrape::Read);
     prune(100);
@@ -174,13 +174,13 @@ fn a_pod_is_not_judged_by_a_removed_pod_of_the_same_name() {
     let metrics = Metrics::default();
     let respond = || (0..30).for_each(|_| metrics.ended(&record(Some(64), Some(0))));
     respond();
-    metrics.prune(Duration::from_secs(1), |_| false);
+    metrics.prune(Moment::from_secs(1), |_| false);
     assert_eq!((metrics.update_verdicts(), metrics.responses()[&Name::from("a")]), (vec![], 0));
-    metrics.prune(Duration::from_secs(2), |_| true);
+    metrics.prune(Moment::from_secs(2), |_| true);
     assert_eq!((metrics.update_verdicts(), metrics.responses()[&Name::from("a")]), (vec![], 0));
     respond();
     assert_eq!(metrics.update_verdicts(), [(Name::from("a"), AccuracyVerdict::Optimistic)]);
     assert_eq!(metrics.responses()[&Name::from("a")], 30);
-    metrics.prune(Duration::from_secs(9000), |_| true);
+    metrics.prune(Moment::from_secs(9000), |_| true);
     assert_eq!(metrics.totals()["a"].requests, 60);
 }

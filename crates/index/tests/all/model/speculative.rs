@@ -71,8 +71,8 @@ pub(crate) fn run(seed: u64, operations: usize) {
                         .expect("the pod is live")
                 );
                 // Time is counted in steps of 50 ms, and no block expires early.
-                let steps = expires.as_millis().div_ceil(50) as u64;
-                let expires = Duration::from_millis(steps * 50);
+                let steps = expires.since_zero().as_millis().div_ceil(50) as u64;
+                let expires = Moment::from_millis(steps * 50);
                 for node in &path {
                     if !pod.has_copy(*node) {
                         let until = pod.speculative.entry(*node).or_insert(expires);

@@ -1,6 +1,6 @@
 //! Speculative inserts: who sees them, how long they last, and which plans rest on them.
 
-use std::time::Duration;
+use wornpath_index::Moment;
 
 use wornpath_index::Tier;
 
@@ -63,7 +63,7 @@ fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_insert_expire
     for _ in 0..20 {
         assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
     }
-    bench.state.expire(Duration::from_secs(3));
+    bench.state.expire(Moment::from_secs(3));
     let answer = {
         let mut answer = wornpath_index::Depths::default();
         let context = bench.prepared(&profile, TestBench::request(&prompt(1, 8)));
