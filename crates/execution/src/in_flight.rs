@@ -69,7 +69,7 @@ mod tests {
 
     const NOW: Moment = Duration::from_secs(9);
 
-    async fn set_user_timeout(endpoint: &Endpoint, waited: Duration, cancelled_by: CancelledBy) {
+    async fn abandon_after(endpoint: &Endpoint, waited: Duration, cancelled_by: CancelledBy) {
         let in_flight = InFlight::begin(endpoint, NOW, cancelled_by);
         tokio::time::sleep(waited).await;
         drop(in_flight);
@@ -83,10 +83,10 @@ mod tests {
     async fn clients_that_give_up_open_the_breaker_of_an_endpoint_that_hangs() {
         let hung = endpoint();
         for _ in 0..4 {
-            set_user_timeout(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
+            abandon_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
         }
         assert_eq!(hung.breaker().0, BreakerState::Closed);
-        set_user_timeout(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
+        abandon_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
         assert_eq!(hung.breaker().0, BreakerState::Open);
     }
 
@@ -94,8 +94,8 @@ mod tests {
     async fn impatience_a_concurrent_step_and_responses_to_others_are_no_blame() {
         let slow = endpoint();
         for _ in 0..9 {
-            set_user_timeout(&slow, CLIENT_PATIENCE / 2, CancelledBy::Client).await;
-            set_user_timeout(&slow, CLIENT_PATIENCE * 2, CancelledBy::ConcurrentStep).await;
+            abandon_after(&slow, CLIENT_PATIENCE / 2, CancelledBy::Client).await;
+            abandon_after(&slow, CLIENT_PATIENCE * 2, CancelledBy::ConcurrentStep).await;
         }
         for _ in 0..9 {
             let in_flight = InFlight::begin(&slow, NOW, CancelledBy::Client);
