@@ -1,5 +1,5 @@
-//! Random texts that are hard for tokenizers. The benchmark of tokenizers uses this file too, and its
-//! kept run names texts: they stay the same for the same seed.
+//! Random texts that are hard for tokenizers. The benchmark of tokenizers uses this file too, and
+//! its kept run names texts: they stay the same for the same seed.
 
 /// What breaks tokenizers: white space, contractions, digits, combining characters, scripts, emoji,
 /// and parts of added tokens.
