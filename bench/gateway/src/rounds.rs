@@ -128,22 +128,22 @@ impl Results {
     pub(crate) fn compare(
         &self,
         scenario: usize,
-        (one, other): (Kind, Kind),
-        figure: fn(&Sample) -> f64,
-        by: fn(f64, f64) -> f64,
+        one: Kind,
+        other: Kind,
+        combine: impl Fn(&Sample, &Sample) -> f64,
     ) -> f64 {
         let rounds = self.of(scenario, one).iter().zip(self.of(scenario, other));
-        median(&rounds.map(|(one, other)| by(figure(one), figure(other))).collect::<Vec<_>>())
+        median(&rounds.map(|(one, other)| combine(one, other)).collect::<Vec<_>>())
     }
 
     /// CPU per request divided by nginx's.
     pub(crate) fn cpu_ratio(&self, scenario: usize, kind: Kind) -> f64 {
-        self.compare(scenario, (kind, Kind::Nginx), |sample| sample.cpu, |one, other| one / other)
+        self.compare(scenario, kind, Kind::Nginx, |one, other| one.cpu / other.cpu)
     }
 
     /// The median of the microseconds that a router adds to a request.
     pub(crate) fn added(&self, scenario: usize, kind: Kind, figure: fn(&Sample) -> f64) -> f64 {
-        self.compare(scenario, (kind, Kind::Direct), figure, |one, other| one - other)
+        self.compare(scenario, kind, Kind::Direct, |one, other| figure(one) - figure(other))
     }
 
     /// All failures, one line per sample.

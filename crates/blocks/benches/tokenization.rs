@@ -85,7 +85,8 @@ fn measure(
     rows: &mut Rows,
 ) {
     let tokenizer = cache.tokenizer();
-    let (first_prompt, last_prompt) = (&prompts[0], &prompts[TURNS - 1]);
+    let first_prompt = &prompts[0];
+    let last_prompt = &prompts[TURNS - 1];
     let mut ids = Vec::with_capacity(1 << 16);
     let mut plainly = |text: &str| {
         ids.clear();

@@ -152,8 +152,8 @@ impl BlockHasher {
 /// Hashes text in chunks of bytes, for a model without a tokenizer.
 ///
 /// Chunks of the rendered text replace blocks: equal prefixes of text still have equal prefixes of
-/// hashes, only the unit differs from the engine's. Token and text hashes of one cell are unrelated,
-/// since each kind has its own secret.
+/// hashes, only the unit differs from the engine's. Token and text hashes of one cell are
+/// unrelated, since each kind has its own secret.
 #[derive(Clone)]
 pub struct TextHasher {
     chunk_bytes: NonZeroUsize,

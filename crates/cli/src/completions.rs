@@ -1,4 +1,5 @@
-//! `wornpath completions`: shell completion scripts, generated from the declaration of the arguments.
+//! `wornpath completions`: shell completion scripts, generated from the declaration of the
+//! arguments.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

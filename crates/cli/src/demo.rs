@@ -1,8 +1,8 @@
 //! `wornpath demo`: a fleet of simulated engines behind the gateway, in one process.
 //!
 //! The same traffic is routed first by `round-robin` and then, after a reset of all caches, by
-//! `cache-aware`. Only the engines are simulated: sockets, cache events over ZeroMQ, the gateway with
-//! its decisions, dashboard and batches are real.
+//! `cache-aware`. Only the engines are simulated: sockets, cache events over ZeroMQ, the gateway
+//! with its decisions, dashboard and batches are real.
 
 mod batch;
 mod client;

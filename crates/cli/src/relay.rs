@@ -1,4 +1,5 @@
-//! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one stream.
+//! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one
+//! stream.
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;

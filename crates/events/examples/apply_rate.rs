@@ -38,7 +38,7 @@ fn main() {
         let said: Vec<_> = batches.iter().map(|batch| Box::new(batch.clone())).collect();
         let start = now();
         for (sequence, batch) in (0..).zip(said) {
-            hear(&mut pod, &mut writer, source, (sequence, batch));
+            hear(&mut pod, &mut writer, source, sequence, batch);
         }
         start.elapsed()
     });
@@ -54,7 +54,7 @@ fn main() {
             };
             let mut batch = Box::<WireBatch>::default();
             decode(payload, &WireLimits::default(), &mut batch).unwrap();
-            hear(&mut pod, &mut writer, source, (sequence, batch));
+            hear(&mut pod, &mut writer, source, sequence, batch);
         }
         start.elapsed()
     });
@@ -76,7 +76,7 @@ fn queries(batches: &[WireBatch]) {
     let (mut pod, mut writer, source) = pod(&index);
     let said = |number: usize| Box::new(batches[number].clone());
     for sequence in 0..HELD {
-        hear(&mut pod, &mut writer, source, (sequence, said(sequence as usize)));
+        hear(&mut pod, &mut writer, source, sequence, said(sequence as usize));
     }
     let alone = ask(&index, BATCHES);
     println!("queries alone: median {:?}, p99 {:?}", alone.0, alone.1);
@@ -86,7 +86,7 @@ fn queries(batches: &[WireBatch]) {
             let mut sequence = HELD;
             while !stop.load(Ordering::Relaxed) {
                 let number = (HELD + sequence % (BATCHES - HELD)) as usize;
-                hear(&mut pod, &mut writer, source, (sequence, said(number)));
+                hear(&mut pod, &mut writer, source, sequence, said(number));
                 sequence += 1;
             }
         });
@@ -137,7 +137,8 @@ fn hear(
     pod: &mut PodFeed,
     writer: &mut IndexWriter,
     source: wornpath_events::SourceId,
-    (sequence, batch): (u64, Box<WireBatch>),
+    sequence: u64,
+    batch: Box<WireBatch>,
 ) {
     let id = BatchId { sequence: Some(sequence), ..BatchId::default() };
     let said = SourceMessage::Batch { id, delivery: Delivery::Live, batch };

@@ -139,7 +139,7 @@ mod tests {
     ) -> [usize; N] {
         for look in 2 * seconds.start..2 * seconds.end {
             for (pod, clients) in clients.into_iter().enumerate() {
-                priority.observe(look as u32 * STEP, pod, clients);
+                priority.observe(Moment::at(look as u32 * STEP), pod, clients);
             }
         }
         std::array::from_fn(|pod| priority.ceiling(pod))

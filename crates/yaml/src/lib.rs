@@ -2,8 +2,8 @@
 //!
 //! Profiles, fleets and the gateway's configuration are read the same way. [`parse`] gives a tree
 //! whose every value knows its line and column. Settings are declared as data ([`Parameter`]) and
-//! read with [`SettingValues::read`], which checks types and bounds and fills in defaults. Every error
-//! is a [`Problem`] with a position and a cure, and a document reports all of them at once
+//! read with [`SettingValues::read`], which checks types and bounds and fills in defaults. Every
+//! error is a [`Problem`] with a position and a cure, and a document reports all of them at once
 //! ([`Problems`]), printed the way a compiler prints errors.
 //!
 //! Only the part of YAML that has one meaning is accepted: no anchors, aliases, tags or second

@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::harness::{TestServer, folder};
+use crate::log;
 use wornpath_routing::Health;
 use wornpath_sim::EngineProfile;
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
@@ -27,8 +27,7 @@ fn pods_follow_a_file_and_an_invalid_file_changes_nothing() {
     let server = TestServer::start(&path);
     server.until("a is added", |server| server.pods() == ["listed", "a"]);
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:3\", nam: b}]\n").unwrap();
-    // Six looks at it.
-    std::thread::sleep(Duration::from_millis(300));
+    server.until("it is refused", |_| log::has(&["pod file refused", &pods.display().to_string()]));
     assert_eq!(server.pods(), ["listed", "a"], "an invalid file changes nothing");
     fs::write(&pods, "pods:\n  - {url: \"http://127.0.0.1:3\", name: b}\n  - {url: \"http://127.0.0.1:1\", name: c}\n").unwrap();
     server.until("b is added and a removed", |server| server.pods() == ["listed", "b"]);
@@ -134,9 +133,13 @@ fn a_refused_pod_is_retried_and_a_removed_one_stays_removed() {
     assert_eq!(server.ask("DELETE", "/pods/mine", "").0, 200);
     server.until("b is added", |server| ports(server) == ["b@2", "c@3"]);
     assert_eq!(server.ask("DELETE", "/pods/b", "").0, 200);
-    // Six looks at it.
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ports(&server), ["c@3"], "a pod that an operator removed is not added again");
+    // Two more polls: those that add the pods that are listed after b.
+    fs::write(&pods, list(&[("b", 2), ("c", 3), ("d", 4)])).unwrap();
+    server.until("d is added", |server| ports(server).contains(&"d@4".to_owned()));
+    fs::write(&pods, list(&[("b", 2), ("c", 3), ("d", 4), ("e", 5)])).unwrap();
+    server.until("e is added", |server| ports(server).contains(&"e@5".to_owned()));
+    let without_b = ["c@3", "d@4", "e@5"];
+    assert_eq!(ports(&server), without_b, "a pod that an operator removed is not added again");
 }
 
 #[test]
@@ -149,7 +152,7 @@ fn a_reload_reads_the_pod_file_again_at_once() {
     fs::write(&path, text).unwrap();
     fs::write(&pods, "pods: [{url: \"http://127.0.0.1:1\", name: a, model: new}]\n").unwrap();
     let server = TestServer::start(&path);
-    std::thread::sleep(Duration::from_millis(300));
+    server.until("it is refused", |_| log::has(&["pod file refused", &pods.display().to_string()]));
     assert_eq!(ports(&server), Vec::<String>::new(), "its model is not listed");
     fs::write(&path, text.replace("[{name: m}]", "[{name: m}, {name: new}]")).unwrap();
     server.context.running.reload().unwrap();
@@ -179,9 +182,13 @@ fn pods_stay_as_long_as_any_source_lists_them() {
     ] {
         fs::write(&path, text(finders)).unwrap();
         server.context.running.reload().unwrap();
-        for _ in 0..30 {
-            assert_eq!((id("a"), id("b")), (a, b), "{finders}");
-            std::thread::sleep(Duration::from_millis(10));
+        // Two polls with the new configuration: one adds d, the other removes it.
+        for listed in [&[("a", 1), ("b", 2), ("d", 4)][..], &[("a", 1), ("b", 2)]] {
+            fs::write(&pods, list(listed)).unwrap();
+            server.until("the file is read", |_| {
+                assert_eq!([id("a"), id("b")], [a, b], "{finders}");
+                id("d").is_some() == (listed.len() == 3)
+            });
         }
     }
     server.until("c is added", |server| ports(server) == ["a@1", "b@2", "c@3"]);

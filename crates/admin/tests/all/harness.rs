@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::log;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use wornpath_admin::{AdminContext, Logging, Setup, start};
@@ -47,6 +48,7 @@ impl Logging for Levels {
 impl TestServer {
     /// Starts with the configuration at `path`.
     pub(crate) fn start(path: &Path) -> Self {
+        log::keep();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

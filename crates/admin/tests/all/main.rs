@@ -4,4 +4,5 @@
 mod admin;
 mod discovery;
 mod harness;
+mod log;
 mod metrics;

@@ -1,6 +1,6 @@
 //! Damaged files and templates give an error or a value, never a panic.
 
-use crate::model::{self, Random};
+use crate::model::{self, texts::Random};
 use serde_json::{Value, json};
 use wornpath_blocks::{
     SpecialTokens, Tokenizer,

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::model::{self, Model, QWEN3, Random, TINY};
+use crate::model::texts::Random;
+use crate::model::{self, Model, QWEN3, TINY};
 use serde_json::Value;
 use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerLibrary};
 
@@ -21,6 +22,25 @@ fn cached(cache: &TokenCache, text: &str) -> Vec<u32> {
 
 fn cache(model: &Model, capacity: usize) -> TokenCache {
     TokenCache::new(Arc::clone(&model.tokenizer), &HashKey::DEFAULT, capacity)
+}
+
+/// Parts of syllables that normalization joins.
+const HANGUL: [&str; 2] = ["\u{11a8}", "가"];
+
+impl Random {
+    /// A random mixture of pieces and characters.
+    fn text(&mut self, pieces: usize) -> String {
+        let mut text = String::new();
+        for _ in 0..pieces {
+            match self.below(40) {
+                0..4 => text.extend(char::from_u32(self.below(0x3000) as u32)),
+                4..8 => text.extend(char::from_u32(self.below(0x11_0000) as u32)),
+                8 => text.push_str(HANGUL[self.below(HANGUL.len())]),
+                _ => text.push_str(self.piece()),
+            }
+        }
+        text
+    }
 }
 
 #[test]

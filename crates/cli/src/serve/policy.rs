@@ -2,8 +2,8 @@
 //! default.
 //!
 //! `--policy` overrides the profile of every route, not only of those that match everything: a
-//! comparison of two policies must not compare one with itself. The routes stay, because a path that
-//! operates an engine is forwarded only if a route names it.
+//! comparison of two policies must not compare one with itself. The routes stay, because a path
+//! that operates an engine is forwarded only if a route names it.
 
 use anyhow::{Context, ensure};
 use std::collections::BTreeSet;

@@ -22,7 +22,7 @@ impl Small {
         let pods = urls.iter().flat_map(|url| ["--pod", url.as_str()]);
         let own = ["--batches", kept.to_str().unwrap(), "--admin", "127.0.0.1:0"];
         let arguments: Vec<_> = pods.chain(own).collect();
-        let Some(gateway) = Gateway::on_small_disk((&kept, kib), &arguments, urls.len()) else {
+        let Some(gateway) = Gateway::on_small_disk(&kept, kib, &arguments, urls.len()) else {
             eprintln!("NOT CHECKED: a full disk over HTTP, because no file system can be mounted");
             return None;
         };

@@ -6,7 +6,7 @@ use crate::support::gateway::Gateway;
 use serde_json::json;
 
 /// A gateway before engines of these roles, one each.
-fn in_front_of(engines: &Engines, (name, profile): (&str, &str), roles: &[&str]) -> Gateway {
+fn in_front_of(engines: &Engines, name: &str, profile: &str, roles: &[&str]) -> Gateway {
     let pods = engines.engines.iter().zip(roles);
     let pods: Vec<_> = pods
         .map(|(engine, role)| json!({"url": format!("http://{}", engine.http), "role": [role], "model": "m"}))
@@ -26,7 +26,7 @@ fn in_front_of(engines: &Engines, (name, profile): (&str, &str), roles: &[&str])
 #[test]
 fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
     let engines = Engines::start(&["--engines", "2", "--model", "m"]);
-    let gateway = in_front_of(&engines, ("unserved", "prefill-decode"), &["prefill", "decode"]);
+    let gateway = in_front_of(&engines, "unserved", "prefill-decode", &["prefill", "decode"]);
     let input = input(&folder("unserved-input"), (0..3).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     let said = text(&ended.stdout);
@@ -37,7 +37,7 @@ fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
 #[test]
 fn a_batch_is_planned_only_for_pods_that_serve() {
     let engines = Engines::start(&["--engines", "2", "--model", "m"]);
-    let gateway = in_front_of(&engines, ("served", "cache-aware"), &["prefill", "serve"]);
+    let gateway = in_front_of(&engines, "served", "cache-aware", &["prefill", "serve"]);
     let input = input(&folder("served-input"), (0..40).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     assert!(text(&ended.stdout).contains("completed: 40 of 40 answered"), "{ended:?}");

@@ -2,8 +2,8 @@
 //! requests.
 
 use crate::support::engines::{Engines, Exchange};
+use crate::support::gateway::{eventually, eventually_within, serve_file};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -43,6 +43,7 @@ pub(crate) struct Fleet {
     kind: String,
     resting: Arc<AtomicBool>,
     asking: Arc<AtomicUsize>,
+    answered: Arc<AtomicUsize>,
     _relay: Process,
     _engines: Engines,
 }
@@ -93,8 +94,9 @@ impl Fleet {
         ];
         let resting = Arc::default();
         let asking = Arc::default();
+        let answered = Arc::default();
         let kind = kind.to_owned();
-        Self { routers, kind, resting, asking, _relay: relay, _engines: engines }
+        Self { routers, kind, resting, asking, answered, _relay: relay, _engines: engines }
     }
 
     pub(crate) fn begin_traffic(&self) -> Traffic {
@@ -106,14 +108,43 @@ impl Fleet {
                 over: Arc::clone(&over),
                 resting: Arc::clone(&self.resting),
                 asking: Arc::clone(&self.asking),
+                answered: Arc::clone(&self.answered),
             };
             std::thread::Builder::new().spawn(move || client.ask()).unwrap()
         });
         Traffic { clients: clients.collect(), over }
     }
 
-    pub(crate) fn go_on_for(&self, time: Duration) {
-        std::thread::sleep(time);
+    /// Waits until the routers behind the broker have noticed that it is unreachable, and requests
+    /// have been answered since.
+    pub(crate) fn go_on_without_broker(&self) {
+        self.until_each_feed("the broker is unreachable", |feed| {
+            feed["troubles"].as_array().is_some_and(|troubles| !troubles.is_empty())
+        });
+        self.until_answered(40);
+    }
+
+    /// Waits until the routers behind the broker have heard nothing of it for this long, and
+    /// requests have been answered since.
+    pub(crate) fn go_on_in_silence(&self, silence: Duration) {
+        self.until_each_feed("the broker is silent", |feed| {
+            feed["age_seconds"].as_f64().is_some_and(|age| age > silence.as_secs_f64())
+        });
+        self.until_answered(40);
+    }
+
+    fn until_each_feed(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let (_direct, others) = self.routers.split_last().unwrap();
+        eventually(what, || {
+            let pods: Vec<_> = others.iter().map(|router| router.get("/pods")).collect();
+            let mut all = pods.iter().flat_map(|pods| pods["pods"].as_array().unwrap());
+            all.all(|pod| is_so(&pod["events"]["feed"]))
+        });
+    }
+
+    fn until_answered(&self, more: usize) {
+        let before = self.answered.load(Relaxed);
+        eventually("requests are answered", || self.answered.load(Relaxed) >= before + more);
     }
 
     /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines
@@ -146,26 +177,12 @@ impl Router {
         let file = format!("wornpath-brokers-{}-{name}.yaml", std::process::id());
         let configuration = std::env::temp_dir().join(file);
         std::fs::write(&configuration, format!("{head}{text}")).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
-            .args(["serve", "--log-level", "error", "-c"])
-            .arg(&configuration)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut address = || {
-            let line = lines.next().expect("the router says where it listens").unwrap();
-            line.split("http://").nth(1).unwrap().to_owned()
-        };
-        let client = address();
-        let admin = address();
+        let (child, [client, admin]) = serve_file("error", &configuration);
         let router = Self { client, admin, configuration, _process: Process(child) };
-        let deadline = Instant::now() + Duration::from_secs(15);
         let is_up = |pod: &Value| pod["health"] == "up";
-        while !router.get("/pods")["pods"].as_array().unwrap().iter().all(is_up) {
-            assert!(Instant::now() < deadline, "{name}: its pods never came up");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually_within(Duration::from_secs(15), &format!("{name}: its pods are up"), || {
+            router.get("/pods")["pods"].as_array().unwrap().iter().all(is_up)
+        });
         router
     }
 
@@ -192,6 +209,7 @@ struct Client {
     over: Arc<AtomicBool>,
     resting: Arc<AtomicBool>,
     asking: Arc<AtomicUsize>,
+    answered: Arc<AtomicUsize>,
 }
 
 impl Client {
@@ -200,6 +218,7 @@ impl Client {
         let mut answered = 0;
         let mut longest = Duration::ZERO;
         while !self.over.load(Relaxed) {
+            // The rate of a client, so that engines and routers are not overloaded.
             std::thread::sleep(Duration::from_millis(10));
             self.asking.fetch_add(1, Relaxed);
             if !self.resting.load(Relaxed) {
@@ -214,6 +233,7 @@ impl Client {
                 assert_eq!(response.status, 200, "{}", response.text);
                 longest = longest.max(begun.elapsed());
                 answered += 1;
+                self.answered.fetch_add(1, Relaxed);
             }
             self.asking.fetch_sub(1, Relaxed);
         }

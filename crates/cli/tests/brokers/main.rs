@@ -20,23 +20,23 @@ use std::time::Duration;
 fn requests_and_routers_survive(kind: &'static str, mut broker: Server) {
     let fleet = Fleet::start(kind, &broker.url());
     let traffic = fleet.begin_traffic();
-    fleet.go_on_for(Duration::from_millis(1500));
+    fleet.go_on_without_broker();
     broker.start();
     fleet.agree("away at the start");
 
     broker.kill();
-    fleet.go_on_for(Duration::from_millis(1500));
+    fleet.go_on_without_broker();
     broker.start();
     fleet.agree("killed");
 
     broker.pause();
-    fleet.go_on_for(Duration::from_secs(4));
+    fleet.go_on_in_silence(Duration::from_secs(4));
     broker.resume();
     fleet.agree("paused");
 
     broker.kill();
     broker.wipe();
-    fleet.go_on_for(Duration::from_millis(500));
+    fleet.go_on_without_broker();
     broker.start();
     fleet.agree("wiped");
 

@@ -1,12 +1,14 @@
-//! `wornpath check` and `wornpath serve -c` with a configuration, through the real binary and real engines.
+//! `wornpath check` and `wornpath serve -c` with a configuration, through the real binary and real
+//! engines.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::support::gateway::eventually_within;
 use serde_json::{Value, json};
 
 const MODEL: &str = "8b-h200";
@@ -67,13 +69,8 @@ fn ask(address: &str, path: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-#[expect(clippy::disallowed_methods, reason = "processes live in real time")]
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < end, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn until(what: &str, condition: impl FnMut() -> bool) {
+    eventually_within(Duration::from_secs(20), what, condition);
 }
 
 fn folder(test: &str) -> PathBuf {

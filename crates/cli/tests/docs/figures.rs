@@ -1,9 +1,10 @@
 //! Figures in pages that come from kept runs: each is what its raw file says, and is written from
 //! there.
 //!
-//! `<!-- gateway.txt; 1 KB, whole, 32 connections; nginx; 1 -->15.1<!-- -->` is, in `bench/results/gateway.txt` below the
-//! heading `1 KB, whole, 32 connections`, the first number behind `nginx` at the beginning of a line. Of several headings,
-//! joined by ` + `, or of all, said by `*`, it is the least and the greatest: `0.39 to 0.65`. `9/5` is the ninth number over
+//! `<!-- gateway.txt; 1 KB, whole, 32 connections; nginx; 1 -->15.1<!-- -->` is, in
+//! `bench/results/gateway.txt` below the heading `1 KB, whole, 32 connections`, the first number
+//! behind `nginx` at the beginning of a line. Of several headings, joined by ` + `, or of all, said
+//! by `*`, it is the least and the greatest: `0.39 to 0.65`. `9/5` is the ninth number over
 //! the fifth. `UPDATE=1 cargo test -p wornpath-cli --test docs figures` writes all of them anew.
 
 use crate::page::{Page, pages, root};
@@ -44,7 +45,9 @@ fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
 /// The page with every figure as its raw file has it, and how many there are; none if there are
 /// none.
 fn current(page: &Page, wrong: &mut Vec<String>) -> Option<(String, usize)> {
-    let (mut text, mut rest, mut count) = (String::new(), page.text.as_str(), 0);
+    let mut text = String::new();
+    let mut rest = page.text.as_str();
+    let mut count = 0;
     while let Some((before, mark, after)) = next(rest) {
         let figure = match figure(mark) {
             Ok(figure) => figure,
@@ -54,7 +57,8 @@ fn current(page: &Page, wrong: &mut Vec<String>) -> Option<(String, usize)> {
             }
         };
         text.push_str(&format!("{before}{BEGINS}{mark}{ENDS}{figure}{IS_OVER}"));
-        (rest, count) = (after, count + 1);
+        rest = after;
+        count += 1;
     }
     text.push_str(rest);
     (count > 0).then_some((text, count))
@@ -74,10 +78,10 @@ fn figure(mark: &str) -> Result<String, String> {
     };
     let path = root().join("bench/results").join(file);
     let raw = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    figure_in(&raw, (headings, line, which))
+    figure_in(&raw, headings, line, which)
 }
 
-fn figure_in(raw: &str, (headings, line, which): (&str, &str, &str)) -> Result<String, String> {
+fn figure_in(raw: &str, headings: &str, line: &str, which: &str) -> Result<String, String> {
     let rows: Vec<&str> = match headings {
         "*" => raw.lines().filter_map(|row| behind(row, line)).collect(),
         some => some.split(" + ").filter_map(|heading| below(raw, heading, line)).collect(),
@@ -133,13 +137,15 @@ fn shown(value: f64) -> String {
 #[test]
 fn figures_are_found_by_heading_line_and_place() {
     let raw = "### a, 1\n| nginx | 26.04 | 1.00 |\n| nginx slow | 8 |\n### a, 12\n| nginx | 130 | 2 |\nlast: 0.897\n";
-    let found = |what| figure_in(raw, what);
-    assert_eq!(found(("a, 12", "nginx", "1")), Ok("130".into()));
-    assert_eq!(found(("a, 1", "nginx slow", "1")), Ok("8".into()));
-    assert_eq!(found(("a, 1 + a, 12", "nginx", "1/2")), Ok("26.0 to 65".into()));
-    assert_eq!(found(("*", "last:", "1")), Ok("0.90".into()));
-    for absent in [("b", "nginx", "1"), ("a, 12", "nginx slow", "1"), ("*", "last:", "2")] {
-        assert!(found(absent).is_err(), "{absent:?}");
+    let found = |headings, line, which| figure_in(raw, headings, line, which);
+    assert_eq!(found("a, 12", "nginx", "1"), Ok("130".into()));
+    assert_eq!(found("a, 1", "nginx slow", "1"), Ok("8".into()));
+    assert_eq!(found("a, 1 + a, 12", "nginx", "1/2"), Ok("26.0 to 65".into()));
+    assert_eq!(found("*", "last:", "1"), Ok("0.90".into()));
+    for [headings, line, which] in
+        [["b", "nginx", "1"], ["a, 12", "nginx slow", "1"], ["*", "last:", "2"]]
+    {
+        assert!(found(headings, line, which).is_err(), "{headings}; {line}; {which}");
     }
 }
 

@@ -36,12 +36,14 @@ impl Dice {
 }
 
 /// A prompt whose first `shared` tokens are those of a group, and the rest its own.
-fn turn(
-    start: Duration,
-    (group, shared): (u64, usize),
+struct GroupPrompt {
+    group: u64,
+    shared: usize,
     own: usize,
-    (number, output): (u64, usize),
-) -> TraceTurn {
+}
+
+fn turn(start: Duration, number: u64, prompt: &GroupPrompt, output_tokens: usize) -> TraceTurn {
+    let GroupPrompt { group, shared, own } = *prompt;
     let prompt_tokens = shared + own;
     let blocks = (0..prompt_tokens.div_ceil(BLOCK.get()) as u64).map(|block| {
         let is_shared = (block as usize + 1) * BLOCK.get() <= shared;
@@ -51,7 +53,7 @@ fn turn(
     TraceTurn {
         start: TraceStart::At(start),
         prompt_tokens,
-        output_tokens: output,
+        output_tokens,
         blocks: blocks.collect(),
         session: None,
     }
@@ -70,9 +72,10 @@ fn clients(per_second: f64) -> Trace {
             break;
         }
         let group = (1 << 50) + dice.between(0, 20) as u64;
-        let own = dice.between(200, 3_000);
-        let answer = (1_000_000 + number, dice.between(50, 250));
-        turns.push(turn(Duration::from_secs_f64(now), (group, 1_024), own, answer));
+        let prompt = GroupPrompt { group, shared: 1_024, own: dice.between(200, 3_000) };
+        let output_tokens = dice.between(50, 250);
+        let start = Duration::from_secs_f64(now);
+        turns.push(turn(start, 1_000_000 + number, &prompt, output_tokens));
     }
     Trace { turns, block_size: BLOCK }
 }
@@ -83,12 +86,8 @@ fn documents() -> Trace {
     let one = |number: u64| {
         let document = number / 30;
         let length = 4_096 + (number / 30 % 7) as usize * 2_048;
-        turn(
-            Duration::ZERO,
-            (document, length),
-            dice.between(50, 200),
-            (number, dice.between(64, 256)),
-        )
+        let prompt = GroupPrompt { group: document, shared: length, own: dice.between(50, 200) };
+        turn(Duration::ZERO, number, &prompt, dice.between(64, 256))
     };
     Trace { turns: (0..60_000).map(one).collect(), block_size: BLOCK }
 }

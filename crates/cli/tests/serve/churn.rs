@@ -91,10 +91,12 @@ fn pods_that_die_under_load_cost_no_request_that_had_not_begun() {
                 let mut turn = 0_usize;
                 while !over.load(Relaxed) {
                     turn += 1;
-                    fates.count(ask(address, &body(client, turn)));
+                    let (fate, why) = ask(address, &body(client, turn));
+                    fates.count(fate, why);
                 }
             });
         }
+        // The schedule of the crashes; every claim is about the requests meanwhile.
         while started.elapsed() < time {
             let victim = &mut engines[kills * 3 % PODS];
             victim.kill();
@@ -120,7 +122,7 @@ fn pods_that_die_under_load_cost_no_request_that_had_not_begun() {
 }
 
 impl Fates {
-    fn count(&self, (fate, why): (Fate, String)) {
+    fn count(&self, fate: Fate, why: String) {
         let counter = match fate {
             Fate::Whole => &self.whole,
             Fate::Told => &self.told,

@@ -1,5 +1,5 @@
-//! Edge cases of the client API and of signals: model names, restricted paths and methods, truncated
-//! streams.
+//! Edge cases of the client API and of signals: model names, restricted paths and methods,
+//! truncated streams.
 
 use crate::sockets::exchange;
 use crate::support::engines::{Engines, Exchange};
@@ -120,6 +120,7 @@ fn closing(kind: &'static str, is_chunked: bool, pieces: &'static [&'static str]
                     (*piece).to_owned()
                 };
                 let _ = stream.write_all(piece.as_bytes());
+                // An engine that writes slowly, so that the gateway reads every piece by itself.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }

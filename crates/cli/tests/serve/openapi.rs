@@ -13,6 +13,12 @@ struct Described {
     seen: BTreeSet<String>,
 }
 
+/// An entry of the description: a method in lower case, and a path with `{name}`.
+struct Operation<'a> {
+    method: &'a str,
+    path: &'a str,
+}
+
 impl Described {
     /// What is wrong with an answer, as far as these words of JSON Schema say; an object has no
     /// other fields than those.
@@ -70,7 +76,12 @@ impl Described {
         Ok(())
     }
 
-    fn holds(&mut self, gateway: &Gateway, (method, path): (&str, &str), real: &str, body: &str) {
+    /// Calls an operation with `name` in its path, and compares the answer with what is described.
+    fn holds(&mut self, gateway: &Gateway, operation: &Operation<'_>, name: &str, body: &str) {
+        let Operation { method, path } = *operation;
+        let real = &path.replace("{name}", name);
+        // Traffic is told after a number.
+        let real = if real == "/traffic" { "/traffic?after=0" } else { real };
         let answer = gateway.ask(&method.to_uppercase(), real, body);
         assert_eq!(answer.status, 200, "{method} {real}: {}", answer.text);
         let operation = &self.all["paths"][path][method];
@@ -156,9 +167,7 @@ fn every_answer_of_the_admin_plane_is_as_described() {
                 ""
             }
         };
-        let real = path.replace("{name}", name);
-        let real = if real == "/traffic" { "/traffic?after=0".to_owned() } else { real };
-        described.holds(&gateway, ("get", path), &real, "");
+        described.holds(&gateway, &Operation { method: "get", path }, name, "");
     }
     let profile = "pick: round_robin\n";
     let pod = json!({"url": "http://127.0.0.1:9", "name": "late"}).to_string();
@@ -175,7 +184,7 @@ fn every_answer_of_the_admin_plane_is_as_described() {
         ("post", "/config/reload", "", ""),
         ("put", "/log-level", "", r#"{"level": "info"}"#),
     ] {
-        described.holds(&gateway, (method, path), &path.replace("{name}", name), body);
+        described.holds(&gateway, &Operation { method, path }, name, body);
     }
     let refused = gateway.ask("GET", "/pods/unknown", "").json();
     described.check(&json!({"$ref": "#/components/schemas/Error"}), &refused, "error").unwrap();

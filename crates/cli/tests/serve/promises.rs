@@ -63,7 +63,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         &[
             "an_engine_that_restarted_while_disconnected_is_detected",
             "another_batch_under_a_known_number_is_a_restart",
-            "after_any_storm_the_index_is_exact",
+            "after_any_storm_the_index_is_exact_and_nothing_is_left_of_ended_requests",
         ],
     ),
     (
@@ -88,7 +88,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         "11: two routers come to the same index",
         &[
             "requests_and_routers_survive_whatever_becomes_of_nats",
-            "after_any_storm_the_index_is_exact",
+            "after_any_storm_the_index_is_exact_and_nothing_is_left_of_ended_requests",
         ],
     ),
     (
@@ -102,7 +102,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         "13: no decision uses the wall clock",
         &[
             "pure_crates_do_no_io_read_no_clock_and_spawn_nothing",
-            "after_any_storm_nothing_is_left_of_requests_that_ended",
+            "after_any_storm_the_index_is_exact_and_nothing_is_left_of_ended_requests",
         ],
     ),
     (

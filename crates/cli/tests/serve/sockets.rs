@@ -1,9 +1,10 @@
 //! Malformed and smuggled requests over a raw socket: each is refused, or goes on as exactly one
 //! request.
 
-use crate::support::gateway::{Gateway, holds_for};
+use crate::support::gateway::{Gateway, eventually};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) fn exchange(address: &str, bytes: &[u8]) -> String {
 struct Witness {
     address: String,
     seen: Arc<Mutex<Vec<String>>>,
+    /// Connections that are not recorded yet.
+    open: Arc<AtomicUsize>,
 }
 
 impl Witness {
@@ -33,15 +36,29 @@ impl Witness {
         let address = listener.local_addr().unwrap().to_string();
         let seen = Arc::<Mutex<Vec<String>>>::default();
         let kept = Arc::clone(&seen);
+        let open = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&open);
         let _listening = std::thread::Builder::new()
             .spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let kept = Arc::clone(&kept);
-                    let _one = std::thread::Builder::new().spawn(move || answer(stream, &kept));
+                    let open = Arc::clone(&counted);
+                    open.fetch_add(1, Relaxed);
+                    let _one = std::thread::Builder::new().spawn(move || {
+                        answer(stream, &kept);
+                        open.fetch_sub(1, Relaxed);
+                    });
                 }
             })
             .unwrap();
-        Self { address, seen }
+        Self { address, seen, open }
+    }
+
+    /// Waits until every connection that was made before is recorded. They are accepted in order.
+    fn settle(&self) {
+        let last = exchange(&self.address, b"GET /health HTTP/1.1\r\n\r\n");
+        assert!(last.starts_with("HTTP/1.1 200 "), "{last}");
+        eventually("all connections are recorded", || self.open.load(Relaxed) == 0);
     }
 }
 
@@ -353,17 +370,17 @@ fn a_raw_request_is_refused_or_forwarded_as_exactly_one_request() {
         std::thread::scope(|scope| {
             for (number, (bytes, becomes)) in cases {
                 let address = &gateway.address;
-                scope.spawn(move || one(address, number, (bytes, *becomes)));
+                scope.spawn(move || one(address, number, bytes, *becomes));
             }
         });
     };
     try_all(&mut numbered().filter(|(_, (_, becomes))| *becomes == Becomes::Refused));
-    // The witness records a connection once it has been silent for a while.
-    holds_for(Duration::from_millis(600), "no refused request reaches an engine", || {
-        witness.seen.lock().unwrap().is_empty()
-    });
+    witness.settle();
+    let reached = witness.seen.lock().unwrap().clone();
+    assert!(reached.is_empty(), "no refused request reaches an engine: {reached:?}");
     try_all(&mut numbered().filter(|(_, (_, becomes))| *becomes != Becomes::Refused));
     assert_eq!(gateway.get("/health").status, 200);
+    witness.settle();
     let seen = witness.seen.lock().unwrap();
     for request in seen.iter() {
         let heads = request.matches(" HTTP/1.1\r\n").count();
@@ -378,7 +395,7 @@ fn a_raw_request_is_refused_or_forwarded_as_exactly_one_request() {
     assert!(seen.len() >= expected, "{} of at least {expected} came", seen.len());
 }
 
-fn one(address: &str, number: usize, (bytes, becomes): (&String, Becomes)) {
+fn one(address: &str, number: usize, bytes: &str, becomes: Becomes) {
     let answer = exchange(address, bytes.as_bytes());
     let shown = &bytes[..bytes.len().min(200)];
     let went_on = answer.matches("{\"witness\":true}").count();

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Until a stuck thread is noticed, and until that is seen from outside on a busy machine.
 const NOTICED: Duration = Duration::from_secs(5);
 const SEEN: Duration = Duration::from_secs(9);
-/// `--lame-duck` and `--grace` below, what comes on top of them, and what ending a process takes on a busy machine.
+/// `--lame-duck` and `--grace` below, what comes on top of them, and what ending a process takes on
+/// a busy machine.
 const ENDED: Duration = Duration::from_millis(200 + 1000 + 2000 + 2000);
 /// As the documentation says.
 const STUCK: i32 = 70;

@@ -48,7 +48,8 @@ impl Gateway {
     /// mounting is not allowed.
     #[allow(dead_code, reason = "only the tests of batches have small disks")]
     pub(crate) fn on_small_disk(
-        (folder, kib): (&Path, usize),
+        folder: &Path,
+        kib: usize,
         arguments: &[&str],
         pods: usize,
     ) -> Option<Self> {
@@ -154,6 +155,23 @@ impl Gateway {
     }
 }
 
+/// Starts a router with the configuration in a file; also where clients and operators connect to.
+pub(crate) fn serve_file(log_level: &str, configuration: &Path) -> (Child, [String; 2]) {
+    let mut router = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(["serve", "--log-level", log_level, "-c"])
+        .arg(configuration)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(router.stdout.take().unwrap()).lines();
+    let mut address = || {
+        let line = lines.next().expect("the router says where it listens").unwrap();
+        line.split("http://").nth(1).unwrap().to_owned()
+    };
+    let addresses = [address(), address()];
+    (router, addresses)
+}
+
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     command
@@ -211,15 +229,6 @@ pub(crate) fn eventually_within(
     let deadline = Instant::now() + timeout;
     while !condition() {
         assert!(Instant::now() < deadline, "not within {timeout:?}: {what}");
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// Checks again and again that a condition holds for a whole period.
-pub(crate) fn holds_for(period: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while start.elapsed() < period {
-        assert!(condition(), "no longer after {:?}: {what}", start.elapsed());
         std::thread::sleep(POLL_INTERVAL);
     }
 }

@@ -1,9 +1,9 @@
 //! Import cycles between the modules of a crate.
 //!
 //! A module imports another if its code names it by a path that begins with `crate`, `super` or
-//! `self`; tests do not count. Names that a parent declares or re-exports are no imports, and neither
-//! is what a module uses of its own ancestors or descendants: a folder is one idea. Modules are
-//! compared file by file, and folder by folder at the top of a crate.
+//! `self`; tests do not count. Names that a parent declares or re-exports are no imports, and
+//! neither is what a module uses of its own ancestors or descendants: a folder is one idea. Modules
+//! are compared file by file, and folder by folder at the top of a crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -117,6 +117,80 @@ fn batch(engine: &Engine, sequence: u64, delivery: Delivery) -> SourceMessage {
     }
 }
 
+/// A kind of broker, and how relays and routers connect to it.
+trait TestedBroker {
+    type Transport: Transport + 'static;
+    type Sink: Sink + 'static;
+
+    /// A server that is not started; none where it is not installed.
+    fn server() -> Option<Server>;
+    fn transport(url: &str) -> Self::Transport;
+    fn sink(url: &str) -> Self::Sink;
+}
+
+#[cfg(feature = "redis")]
+struct RedisBroker;
+
+#[cfg(feature = "redis")]
+impl TestedBroker for RedisBroker {
+    type Transport = wornpath_events::RedisStreams;
+    type Sink = wornpath_events::RedisSink;
+
+    fn server() -> Option<Server> {
+        Server::redis()
+    }
+
+    fn transport(url: &str) -> Self::Transport {
+        Self::Transport::new(url, "kv", &[POD.into()]).unwrap()
+    }
+
+    fn sink(url: &str) -> Self::Sink {
+        Self::Sink::new(url, "kv").unwrap()
+    }
+}
+
+#[cfg(feature = "nats")]
+struct NatsBroker;
+
+#[cfg(feature = "nats")]
+impl TestedBroker for NatsBroker {
+    type Transport = wornpath_events::Nats;
+    type Sink = wornpath_events::NatsSink;
+
+    fn server() -> Option<Server> {
+        Server::nats()
+    }
+
+    fn transport(url: &str) -> Self::Transport {
+        Self::Transport::new(url, "kv", &[POD.into()])
+    }
+
+    fn sink(url: &str) -> Self::Sink {
+        Self::Sink::new(url, "kv")
+    }
+}
+
+#[cfg(feature = "kafka")]
+struct KafkaBroker;
+
+#[cfg(feature = "kafka")]
+impl TestedBroker for KafkaBroker {
+    type Transport = wornpath_events::Kafka;
+    type Sink = wornpath_events::KafkaSink;
+
+    fn server() -> Option<Server> {
+        Server::kafka()
+    }
+
+    fn transport(url: &str) -> Self::Transport {
+        Self::Transport::new(url.trim_start_matches("kafka://"), "kv", &[POD.into()])
+    }
+
+    fn sink(url: &str) -> Self::Sink {
+        Self::Sink::new(url.trim_start_matches("kafka://"), "kv")
+    }
+}
+
 /// A router that gets its events from a broker.
 struct Router {
     pods: Arc<EventPods>,
@@ -173,11 +247,8 @@ impl Router {
     }
 }
 
-async fn follow<T: Transport + 'static, S: Sink + 'static>(
-    mut server: Server,
-    transport: impl Fn(&str) -> T,
-    sink: impl Fn(&str) -> S,
-) {
+async fn follow<B: TestedBroker>() {
+    let Some(mut server) = B::server() else { return };
     let engine = SharedEngine::new();
     let mut random = Random(11);
     let mut work = |batches: usize| {
@@ -186,17 +257,17 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     let url = server.url();
     let from = LocalTransport::new(&engine);
     let mut tasks = JoinSet::new();
-    let sink = sink(&url);
+    let sink = B::sink(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
-    let first = Router::new(transport(&url));
+    let first = Router::new(B::transport(&url));
     work(30);
     first.until_unreachable().await;
     server.start();
     first.until_exact(&engine, "the broker was away at the start").await;
 
-    let second = Router::new(transport(&url));
+    let second = Router::new(B::transport(&url));
     second.until_exact(&engine, "a second router came later").await;
     engine.change(Engine::restart);
     work(40);
@@ -219,7 +290,7 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     server.wipe();
     server.start();
     work(10);
-    let third = Router::new(transport(&url));
+    let third = Router::new(B::transport(&url));
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "the broker was wiped").await;
     }
@@ -227,7 +298,7 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     server.kill();
     server.wipe();
     server.start();
-    let fourth = Router::new(transport(&url));
+    let fourth = Router::new(B::transport(&url));
     fourth.until_exact(&engine, "the broker was wiped while the engine was idle").await;
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "nothing of it is forgotten").await;
@@ -245,23 +316,19 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
 }
 
 /// A relay that is idle because its engine is, and one that is gone.
-async fn heartbeat<T: Transport + 'static, S: Sink + 'static>(
-    mut server: Server,
-    transport: impl Fn(&str) -> T,
-    sink: impl Fn(&str) -> S,
-) {
+async fn heartbeat<B: TestedBroker>() {
+    let Some(mut server) = B::server() else { return };
     let engine = SharedEngine::new();
     engine.change(|engine| (0..10).for_each(|_| engine.step(&mut Random(11))));
     let url = server.url();
     server.start();
     let mut tasks = JoinSet::new();
     let from = LocalTransport::new(&engine);
-    let again = sink(&url);
-    let sink = sink(&url);
+    let sink = B::sink(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
-    let router = Router::new(transport(&url));
+    let router = Router::new(B::transport(&url));
     router.until_exact(&engine, "the relay has started").await;
     // Every heartbeat resets the age of the last message.
     for heartbeat in 0..3 {
@@ -274,7 +341,7 @@ async fn heartbeat<T: Transport + 'static, S: Sink + 'static>(
     router.until_silent(Duration::from_secs(4)).await;
 
     let from = LocalTransport::new(&engine);
-    let sink = again;
+    let sink = B::sink(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(2), |_| {}).await;
     });
@@ -298,6 +365,10 @@ async fn receive(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
     numbers
 }
 
+fn is_connected(signal: &SourceSignal) -> bool {
+    matches!(signal, SourceSignal::Pod(_, SourceMessage::Connected))
+}
+
 /// Publishes so many batches of an epoch.
 async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
     let mut payload = Vec::new();
@@ -317,17 +388,14 @@ async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
 
 /// A router that is disconnected while its broker is wiped and filled again, past the router's
 /// cursor.
-async fn notice<T: Transport, S: Sink>(
-    mut server: Server,
-    transport: impl Fn(&str) -> T,
-    sink: impl Fn(&str) -> S,
-) {
+async fn notice<B: TestedBroker>() {
+    let Some(mut server) = B::server() else { return };
     let url = server.url();
-    let mut transport = transport(&url);
-    let mut sink = sink(&url);
+    let mut transport = B::transport(&url);
+    let mut sink = B::sink(&url);
     server.start();
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, SourceSignal::Pod(_, SourceMessage::Connected)) {}
+    while !is_connected(&transport.next().await) {}
     fill(&mut sink, 1, 5).await;
     assert_eq!(receive(&mut transport, 5).await, [0, 1, 2, 3, 4]);
     server.kill();
@@ -341,22 +409,13 @@ async fn notice<T: Transport, S: Sink>(
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    use wornpath_events::{RedisSink, RedisStreams};
-    let Some(server) = Server::redis() else { return };
-    notice(
-        server,
-        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
-        |url| RedisSink::new(url, "kv").unwrap(),
-    )
-    .await;
+    notice::<RedisBroker>().await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_nats_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    use wornpath_events::{Nats, NatsSink};
-    let Some(server) = Server::nats() else { return };
-    notice(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+    notice::<NatsBroker>().await;
 }
 
 #[cfg(feature = "nats")]
@@ -370,7 +429,7 @@ async fn credentials_go_to_the_nats_server_and_not_into_the_name() {
     let mut transport = Nats::new(&url, "kv", &[POD.into()]);
     assert_eq!(transport.name(), format!("{}/kv", server.url()));
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, SourceSignal::Pod(_, SourceMessage::Connected)) {}
+    while !is_connected(&transport.next().await) {}
     fill(&mut sink, 1, 3).await;
     assert_eq!(receive(&mut transport, 3).await, [0, 1, 2]);
 }
@@ -378,48 +437,40 @@ async fn credentials_go_to_the_nats_server_and_not_into_the_name() {
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    use wornpath_events::{Kafka, KafkaSink};
-    let Some(server) = Server::kafka() else { return };
-    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
-    notice(
-        server,
-        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
-        |url| KafkaSink::new(&brokers(url), "kv"),
-    )
-    .await;
+    notice::<KafkaBroker>().await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    use wornpath_events::{RedisSink, RedisStreams};
-    let Some(server) = Server::redis() else { return };
-    heartbeat(
-        server,
-        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
-        |url| RedisSink::new(url, "kv").unwrap(),
-    )
-    .await;
+    heartbeat::<RedisBroker>().await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_transport_without_pods_delivers_nothing() {
-    use wornpath_events::RedisStreams;
     let Some(mut server) = Server::redis() else { return };
     server.start();
-    let mut transport = RedisStreams::new(&server.url(), "kv", &[]).unwrap();
-    let heard = tokio::time::timeout(Duration::from_secs(1), transport.next()).await;
-    assert!(heard.is_err(), "{heard:?}");
+    let url = server.url();
+    let mut transport = wornpath_events::RedisStreams::new(&url, "kv", &[]).unwrap();
+    let mut with_pod = RedisBroker::transport(&url);
+    let mut sink = RedisBroker::sink(&url);
+    let others_get_all = async {
+        fill(&mut sink, 1, 1).await;
+        while !is_connected(&with_pod.next().await) {}
+        fill(&mut sink, 1, 20).await;
+        assert!(receive(&mut with_pod, 20).await.into_iter().eq(0..20));
+    };
+    tokio::select! {
+        heard = transport.next() => panic!("{heard:?}"),
+        () = others_get_all => {}
+    }
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_nats_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    use wornpath_events::{Nats, NatsSink};
-    let Some(server) = Server::nats() else { return };
-    heartbeat(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv"))
-        .await;
+    heartbeat::<NatsBroker>().await;
 }
 
 #[cfg(feature = "nats")]
@@ -445,48 +496,23 @@ async fn a_batch_that_exceeds_the_limit_of_nats_is_an_error_and_those_before_it_
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    use wornpath_events::{Kafka, KafkaSink};
-    let Some(server) = Server::kafka() else { return };
-    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
-    heartbeat(
-        server,
-        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
-        |url| KafkaSink::new(&brokers(url), "kv"),
-    )
-    .await;
+    heartbeat::<KafkaBroker>().await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn events_over_redis_survive_kills_wipes_and_pauses() {
-    use wornpath_events::{RedisSink, RedisStreams};
-    let Some(server) = Server::redis() else { return };
-    follow(
-        server,
-        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
-        |url| RedisSink::new(url, "kv").unwrap(),
-    )
-    .await;
+    follow::<RedisBroker>().await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn events_over_nats_survive_kills_wipes_and_pauses() {
-    use wornpath_events::{Nats, NatsSink};
-    let Some(server) = Server::nats() else { return };
-    follow(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+    follow::<NatsBroker>().await;
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn events_over_kafka_survive_kills_wipes_and_pauses() {
-    use wornpath_events::{Kafka, KafkaSink};
-    let Some(server) = Server::kafka() else { return };
-    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
-    follow(
-        server,
-        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
-        |url| KafkaSink::new(&brokers(url), "kv"),
-    )
-    .await;
+    follow::<KafkaBroker>().await;
 }

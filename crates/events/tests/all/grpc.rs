@@ -1,70 +1,11 @@
 //! Events over gRPC, from a client that was made of the proto file, to the index.
 
 use crate::peer::{self, Peer};
-use crate::wait::until;
-use sha2::{Digest, Sha256};
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
-use wornpath_events::{
-    BlockIdScheme, Clock, EventPods, FeedRules, FeedState, FeedStatus, PodTokens, Push, PushAccess,
-    ServedModel, consume, run_timers,
-};
-use wornpath_index::{Index, IndexLimits, PodId};
+use crate::push_router::{FREE_PORT, PushRouter};
+use wornpath_events::{BlockIdScheme, FeedState};
 
-struct Router {
-    pods: Arc<EventPods>,
-    id: PodId,
-    clock: Clock,
-    address: std::net::SocketAddr,
-    _tasks: JoinSet<()>,
-}
-
-impl Router {
-    async fn start() -> Self {
-        let pods =
-            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let served_model = ServedModel {
-            key: HashKey::DEFAULT,
-            model: "any".to_owned(),
-            block_size: NonZeroUsize::new(2).unwrap(),
-            id_scheme: BlockIdScheme::Engine,
-        };
-        let id = pods.add(&"pod".into(), served_model).unwrap();
-        let clock = Clock::start();
-        let tokens = Arc::<PodTokens>::default();
-        let own = Sha256::digest("own").into();
-        tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());
-        let (push, service) = Push::new(tokens);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let access = PushAccess::new(address, Some("secret")).unwrap();
-        let mut tasks = JoinSet::new();
-        let fed = Arc::clone(&pods);
-        tasks.spawn(async move {
-            tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
-        });
-        tasks.spawn(async move {
-            service.serve(listener, access).await;
-        });
-        Self { pods, id, clock, address, _tasks: tasks }
-    }
-
-    fn status(&self) -> FeedStatus {
-        self.pods.status(self.clock.now()).remove(0).status
-    }
-
-    async fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let describe = || format!("{what}; {:?}", self.status());
-        until(Duration::from_secs(10), || is_so(self), describe).await;
-    }
-
-    fn count(&self) -> u64 {
-        self.pods.index().digest(self.id).unwrap().tiers[0].count
-    }
+async fn router() -> PushRouter {
+    PushRouter::start(FREE_PORT, Some("secret"), BlockIdScheme::Engine).await
 }
 
 /// An engine in Python; and the folder of its stubs, which goes with it.
@@ -74,7 +15,7 @@ struct Engine {
 }
 
 impl Engine {
-    fn start(router: &Router, token: &str) -> Self {
+    fn start(router: &PushRouter, token: &str) -> Self {
         let name = format!("wornpath-grpc-{}-{token}", router.address.port());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
@@ -107,7 +48,7 @@ async fn an_engine_streams_its_events_and_is_asked_for_a_snapshot_after_a_loss()
     if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
         return;
     }
-    let router = Router::start().await;
+    let router = router().await;
     let mut engine = Engine::start(&router, "secret");
     engine.peer.tell(r#"{"pod": "pod", "epoch": 7, "register": {}}"#);
     let (engine, wish) = engine.line().await;
@@ -150,7 +91,7 @@ async fn a_report_without_permission_is_refused_with_the_reason() {
     if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
         return;
     }
-    let router = Router::start().await;
+    let router = router().await;
     for (token, pod, answer) in [
         ("wrong", "pod", "end UNAUTHENTICATED"),
         ("own", "pod", "end PERMISSION_DENIED pod `pod`: wrong token"),

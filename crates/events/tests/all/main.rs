@@ -19,6 +19,7 @@ mod orders;
 #[path = "../peer/mod.rs"]
 mod peer;
 mod push;
+mod push_router;
 mod restart;
 mod roundtrip;
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]

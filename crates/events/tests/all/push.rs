@@ -1,56 +1,12 @@
 //! Pushed events, from real HTTP requests to the index.
 
-use crate::wait::until;
-use sha2::{Digest, Sha256};
-use std::num::NonZeroUsize;
-use std::sync::Arc;
+use crate::push_router::{FREE_PORT, PushRouter};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
-use wornpath_events::{
-    BlockIdScheme, Clock, EventPods, FeedRules, FeedState, PodTokens, Push, PushAccess,
-    ServedModel, consume, run_timers,
-};
-use wornpath_index::{Index, IndexLimits, PodId};
+use tokio::net::TcpStream;
+use wornpath_events::{BlockIdScheme, FeedState};
 
-struct Router {
-    pods: Arc<EventPods>,
-    id: PodId,
-    clock: Clock,
-    address: std::net::SocketAddr,
-    _tasks: JoinSet<()>,
-}
-
-async fn router(token: Option<&str>, id_scheme: BlockIdScheme) -> Router {
-    let pods =
-        Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-    let block_size = NonZeroUsize::new(2).unwrap();
-    let served_model =
-        ServedModel { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, id_scheme };
-    let id = pods.add(&"pod".into(), served_model).unwrap();
-    let clock = Clock::start();
-    let tokens = Arc::<PodTokens>::default();
-    let own = Sha256::digest("own").into();
-    tokens.set([("pod".into(), None), ("careful".into(), Some(own))].into());
-    let (push, service) = Push::new(tokens);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let access = PushAccess::new(address, token).unwrap();
-    let mut tasks = JoinSet::new();
-    let fed = Arc::clone(&pods);
-    let timed = Arc::clone(&pods);
-    tasks.spawn(async move {
-        tokio::join!(consume(push, &fed, clock), run_timers(&timed, clock)).0;
-    });
-    tasks.spawn(async move {
-        service.serve(listener, access).await;
-    });
-    Router { pods, id, clock, address, _tasks: tasks }
-}
-
-impl Router {
+impl PushRouter {
     /// Posts, and returns the status line and the body.
     async fn post(&self, path: &str, headers: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
@@ -70,21 +26,11 @@ impl Router {
         assert_eq!(status, "HTTP/1.1 200 OK", "{answer}");
         serde_json::from_str(&answer).unwrap()
     }
-
-    fn count(&self) -> u64 {
-        self.pods.index().digest(self.id).unwrap().tiers[0].count
-    }
-
-    async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
-        let status = || self.pods.status(self.clock.now());
-        let describe = || format!("{what}: {} blocks, {:?}", self.count(), status());
-        until(Duration::from_secs(3), || done(self), describe).await;
-    }
 }
 
 #[tokio::test]
 async fn a_sidecar_registers_stores_evicts_and_shuts_down() {
-    let router = router(None, BlockIdScheme::Engine).await;
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let stored = r#"{"pod": "pod", "epoch": 1, "sequence": 0, "stored":
         [{"hashes": [1, 2, 3], "tokens": [7, 7, 8, 8, 9, 9], "block_size": 2}]}"#;
@@ -102,7 +48,7 @@ async fn a_sidecar_registers_stores_evicts_and_shuts_down() {
 
 #[tokio::test]
 async fn a_sidecar_is_asked_for_a_snapshot_when_its_digest_differs() {
-    let router = router(None, BlockIdScheme::Engine).await;
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let digest =
         r#"{"pod": "pod", "epoch": 1, "sequence": 4, "tiers": {"gpu": {"count": 2, "xor": 3}}}"#;
@@ -117,25 +63,24 @@ async fn a_sidecar_is_asked_for_a_snapshot_when_its_digest_differs() {
         [{"hashes": [1, 2], "tokens": [7, 7, 8, 8], "block_size": 2}]}"#;
     router.tell("/events/sync", sync).await;
     router.tell("/events/digest", digest).await;
-    let live = |router: &Router| router.pods.status(router.clock.now())[0].status.state;
-    router.until("healed", |router| router.count() == 2 && live(router) == FeedState::Live).await;
+    let is_live = |router: &PushRouter| router.status().state == FeedState::Live;
+    router.until("healed", |router| router.count() == 2 && is_live(router)).await;
 }
 
 #[tokio::test]
 async fn the_older_paths_carry_the_index_s_own_hashes() {
-    let router = router(None, BlockIdScheme::Index).await;
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Index).await;
     router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [11, 12, 13]}"#).await;
     router.until("synced", |router| router.count() == 3).await;
     router.tell("/internal/eviction", r#"{"worker_id": "pod", "evicted_hashes": [12]}"#).await;
     router.until("evicted", |router| router.count() == 2).await;
     router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [13, 14]}"#).await;
-    let digest = |router: &Router| router.pods.index().digest(router.id).unwrap().tiers[0];
-    router.until("synced again", |router| digest(router).xor == 13 ^ 14).await;
+    router.until("synced again", |router| router.digest().xor == 13 ^ 14).await;
 }
 
 #[tokio::test]
 async fn a_wrong_post_is_refused_with_the_reason() {
-    let router = router(Some("secret"), BlockIdScheme::Engine).await;
+    let router = PushRouter::start(FREE_PORT, Some("secret"), BlockIdScheme::Engine).await;
     let token = "authorization: Bearer secret\r\n";
     let (status, _) = router.post("/events/bye", "", r#"{"pod": "pod"}"#).await;
     assert_eq!(status, "HTTP/1.1 401 Unauthorized");

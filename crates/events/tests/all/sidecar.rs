@@ -1,70 +1,21 @@
 //! The sidecar for engines without events, in Python, posting to a router.
 
 use crate::peer::{self, Peer};
+use crate::push_router::{FREE_PORT, PushRouter};
 use crate::wait::until;
-use std::net::SocketAddr;
-use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
-use wornpath_events::{
-    BlockIdScheme, Clock, EventPods, FeedRules, FeedStatus, PodTokens, Push, PushAccess,
-    ServedModel, consume, run_timers,
-};
-use wornpath_index::{Index, IndexLimits, PodId};
+use wornpath_events::BlockIdScheme;
 
-struct Router {
-    pods: Arc<EventPods>,
-    id: PodId,
-    clock: Clock,
-    address: SocketAddr,
-    _tasks: JoinSet<()>,
-}
-
-impl Router {
-    async fn start(at: SocketAddr) -> Self {
-        let pods =
-            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
-        let served_model = ServedModel {
-            key: HashKey::DEFAULT,
-            model: "any".to_owned(),
-            block_size: NonZeroUsize::new(2).unwrap(),
-            id_scheme: BlockIdScheme::Engine,
-        };
-        let id = pods.add(&"pod".into(), served_model).unwrap();
-        let tokens = Arc::<PodTokens>::default();
-        tokens.set([("pod".into(), None)].into());
-        let (push, service) = Push::new(tokens);
-        let listener = TcpListener::bind(at).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let access = PushAccess::new(address, None).unwrap();
-        let clock = Clock::start();
-        let fed = Arc::clone(&pods);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
-        });
-        tasks.spawn(async move {
-            service.serve(listener, access).await;
-        });
-        Self { pods, id, clock, address, _tasks: tasks }
-    }
-
-    fn status(&self) -> FeedStatus {
-        self.pods.status(self.clock.now()).remove(0).status
-    }
-
+impl PushRouter {
+    /// Waits until the index has the digest that the engine printed.
     async fn until_it_has(&self, digest: &str, when: &str) {
         let (count, xor) = digest.split_once(' ').unwrap();
-        let wanted = (count.parse::<u64>().unwrap(), xor.parse::<u64>().unwrap());
-        let digest = || self.pods.index().digest(self.id).unwrap().tiers[0];
-        until(
-            Duration::from_secs(10),
-            || (digest().count, digest().xor) == wanted,
-            || format!("{when}: {} blocks, not {count}; {:?}", digest().count, self.status()),
-        )
+        let count: u64 = count.parse().unwrap();
+        let xor: u64 = xor.parse().unwrap();
+        self.until(&format!("{when}: {count} blocks"), |router| {
+            let ours = router.digest();
+            ours.count == count && ours.xor == xor
+        })
         .await;
     }
 }
@@ -75,7 +26,7 @@ async fn a_router_knows_what_an_engine_with_the_sidecar_holds() {
         return;
     }
     let sidecar = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sidecar");
-    let router = Router::start("127.0.0.1:0".parse().unwrap()).await;
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
     let address = router.address;
     let url = format!("http://{address}");
     let mut engine = Peer::start("engine_with_sidecar.py", &[sidecar, &url]);
@@ -93,7 +44,7 @@ async fn a_router_knows_what_an_engine_with_the_sidecar_holds() {
     until(Duration::from_secs(10), refuses, || format!("{address} is still bound")).await;
     engine.tell("20");
     let digest = engine.line();
-    let router = Router::start(address).await;
+    let router = PushRouter::start(address, None, BlockIdScheme::Engine).await;
     router.until_it_has(&digest, "after the router's restart").await;
 
     engine.end();

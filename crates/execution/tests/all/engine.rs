@@ -96,10 +96,10 @@ impl Engine {
                 act => act,
             };
             match act {
-                Act::Says(status, headers, body) => say(&mut stream, (status, headers), body).await,
+                Act::Says(status, headers, body) => say(&mut stream, status, headers, body).await,
                 Act::SaysAfter(time, body) => {
                     tokio::select! {
-                        () = tokio::time::sleep(time) => say(&mut stream, (200, ""), body).await,
+                        () = tokio::time::sleep(time) => say(&mut stream, 200, "", body).await,
                         () = closed(&mut stream) => {
                             self.cancelled.fetch_add(1, SeqCst);
                             return None;
@@ -141,7 +141,7 @@ impl Engine {
     }
 }
 
-async fn say(stream: &mut TcpStream, (status, headers): (u16, &str), body: &str) {
+async fn say(stream: &mut TcpStream, status: u16, headers: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status} so\r\n{headers}content-length: {length}\r\n\r\n");
     let _gone = stream.write_all(format!("{head}{body}").as_bytes()).await;

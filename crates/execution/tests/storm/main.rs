@@ -18,9 +18,11 @@ mod world;
 use engine::Prompt;
 use faults::Wiped;
 use link::Kind;
-use router::End;
+use router::{BuiltInProfile, End};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::time::Duration;
 use world::{PODS, ROUTERS, World};
 use wornpath_routing::BreakerState;
@@ -28,9 +30,18 @@ use wornpath_routing::BreakerState;
 const SECOND: Duration = Duration::from_secs(1);
 const STORM: u32 = 12;
 
-const PROFILES: [(&str, &str); 2] = [
-    ("cache-aware", include_str!("../../../../profiles/cache-aware.yaml")),
-    ("cache-affinity", include_str!("../../../../profiles/cache-affinity.yaml")),
+/// Worlds of one run, by default.
+const SEEDS: u64 = 300;
+
+const PROFILES: [BuiltInProfile; 2] = [
+    BuiltInProfile {
+        name: "cache-aware",
+        text: include_str!("../../../../profiles/cache-aware.yaml"),
+    },
+    BuiltInProfile {
+        name: "cache-affinity",
+        text: include_str!("../../../../profiles/cache-affinity.yaml"),
+    },
 ];
 
 fn seeds(by_default: u64) -> Range<u64> {
@@ -116,7 +127,7 @@ fn fault(world: &mut World) {
 }
 
 /// A world after its storm and six seconds without faults.
-fn weathered(seed: u64, profile: (&'static str, &'static str)) -> World {
+fn weathered(seed: u64, profile: BuiltInProfile) -> World {
     let mut world = World::new(seed, profile);
     for _ in 0..STORM * 4 {
         traffic(&mut world, SECOND / 4);
@@ -176,46 +187,41 @@ fn tally(world: &World) -> BTreeMap<&'static str, usize> {
     tally
 }
 
-/// Every fourth seed, so that four tests share them.
-fn survive(every_fourth_from: u64) {
-    let mut all: BTreeMap<&str, usize> = BTreeMap::new();
-    for seed in seeds(300).filter(|seed| seed % 4 == every_fourth_from) {
-        let profile = PROFILES[(seed / 4 % PROFILES.len() as u64) as usize];
-        let mut world = weathered(seed, profile);
-        assert_exact(&world, "six seconds after the storm");
-        assert_paced(&world);
-        for (name, count) in tally(&world) {
-            *all.entry(name).or_default() += count;
-        }
-        *all.entry("batches of former epochs").or_default() += world.outdated;
-        for router in &world.routers {
-            router.assert_idle(seed);
-            let states: Vec<_> = router.breakers.iter().map(|breaker| breaker.state()).collect();
-            assert!(!states.contains(&BreakerState::Open), "seed {seed}: {states:?}");
-        }
-        assert_calm(&mut world);
+/// How the requests of a storm ended. Fails if it has left anything behind.
+fn survive(seed: u64) -> BTreeMap<&'static str, usize> {
+    let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
+    let mut world = weathered(seed, profile);
+    assert_exact(&world, "six seconds after the storm");
+    assert_paced(&world);
+    for router in &world.routers {
+        router.assert_idle(seed);
+        let states: Vec<_> = router.breakers.iter().map(|breaker| breaker.state()).collect();
+        assert!(!states.contains(&BreakerState::Open), "seed {seed}: {states:?}");
     }
-    println!("{all:?}");
+    let mut ends = tally(&world);
+    ends.insert("batches of former epochs", world.outdated);
+    assert_calm(&mut world);
+    ends
 }
 
 #[test]
-fn after_any_storm_the_index_is_exact() {
-    survive(0);
-}
-
-#[test]
-fn after_any_storm_nothing_is_left_of_requests_that_ended() {
-    survive(1);
-}
-
-#[test]
-fn after_any_storm_every_pod_is_used_again() {
-    survive(2);
-}
-
-#[test]
-fn after_any_storm_predictions_are_exact() {
-    survive(3);
+fn after_any_storm_the_index_is_exact_and_nothing_is_left_of_ended_requests() {
+    let seeds = Mutex::new(seeds(SEEDS));
+    let all = Mutex::new(BTreeMap::<&str, usize>::new());
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let next = || seeds.lock().unwrap().next();
+                while let Some(seed) = next() {
+                    for (name, count) in survive(seed) {
+                        *all.lock().unwrap().entry(name).or_default() += count;
+                    }
+                }
+            });
+        }
+    });
+    println!("{:?}", all.into_inner().unwrap());
 }
 
 /// Without faults every request succeeds, and the predicted blocks are those that the engine holds.
@@ -259,7 +265,7 @@ fn the_same_seed_gives_the_same_storm() {
 
 #[test]
 fn every_class_of_sources_is_among_the_seeds() {
-    let kinds: Vec<_> = seeds(300).flat_map(|seed| World::new(seed, PROFILES[0]).kinds).collect();
+    let kinds: Vec<_> = seeds(SEEDS).flat_map(|seed| World::new(seed, PROFILES[0]).kinds).collect();
     for kind in Kind::ALL {
         assert!(kinds.len() < 16 || kinds.contains(&kind), "{kind:?}");
     }

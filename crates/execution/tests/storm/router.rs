@@ -63,6 +63,13 @@ struct Ongoing {
     has_begun: bool,
 }
 
+/// A profile that ships with the router.
+#[derive(Clone, Copy)]
+pub(crate) struct BuiltInProfile {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
 pub(crate) struct Router {
     profile: Arc<Profile>,
     pub(crate) fleet: Fleet,
@@ -83,11 +90,11 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(profile: (&str, &str), kinds: &[Kind], seed: u64, now: Moment) -> Self {
+    pub(crate) fn new(profile: BuiltInProfile, kinds: &[Kind], seed: u64, now: Moment) -> Self {
         let size = NonZeroUsize::new(BLOCK).unwrap();
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, size, None));
         let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
-        let profile = Arc::new(Profile::check(profile.0, profile.1, &surroundings).unwrap());
+        let profile = Arc::new(Profile::check(profile.name, profile.text, &surroundings).unwrap());
         let index = Index::new(IndexLimits::default(), seed);
         let mut pods = Vec::new();
         let mut listeners = Vec::new();
@@ -315,8 +322,8 @@ impl Router {
                 probes.push(number);
             }
             self.update_pod_states(number);
-            let (status, pod_state) =
-                (self.listeners[number].0.status(clock), self.fleet.pods()[number].state());
+            let status = self.listeners[number].0.status(clock);
+            let pod_state = self.fleet.pods()[number].state();
             pod_state.set_trust(match status.state {
                 FeedState::Live => EventTrust::Exact,
                 FeedState::Partial => EventTrust::Partial,

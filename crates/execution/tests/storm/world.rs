@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, Prompt};
 use crate::link::{Kind, Link};
-use crate::router::{End, Router, Send, Then};
+use crate::router::{BuiltInProfile, End, Router, Send, Then};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub(crate) struct World {
     pub(crate) engines: Vec<Engine>,
     pub(crate) kinds: [Kind; PODS],
     pub(crate) links: Vec<Vec<Link>>,
-    pub(crate) profile: (&'static str, &'static str),
+    pub(crate) profile: BuiltInProfile,
     pub(crate) broker: Broker,
     pub(crate) agenda: BinaryHeap<Reverse<(Moment, u64)>>,
     pub(crate) happenings: BTreeMap<u64, Happening>,
@@ -85,7 +85,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, profile: (&'static str, &'static str)) -> Self {
+    pub(crate) fn new(seed: u64, profile: BuiltInProfile) -> Self {
         let mut rng = Rng::new(seed ^ 0x5707_2A11);
         let kinds = [(); PODS].map(|()| Kind::ALL[rng.below(Kind::ALL.len())]);
         let routers = (0..ROUTERS).map(|_| Router::new(profile, &kinds, rng.bits(), Moment::ZERO));

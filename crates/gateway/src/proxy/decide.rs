@@ -22,7 +22,8 @@ pub(crate) struct Decided {
 
 /// Decides, and waits in the queue if every pod is busy.
 ///
-/// If no pod can serve the request but all of them are new, the pods are asked for their models first.
+/// If no pod can serve the request but all of them are new, the pods are asked for their models
+/// first.
 pub(crate) async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,

@@ -1,5 +1,5 @@
-//! Prepare: the profile's plugins read the prompt, mostly by tokenizing and hashing it. Long prompts
-//! go to the low-priority pool, so that streams on this thread do not stall.
+//! Prepare: the profile's plugins read the prompt, mostly by tokenizing and hashing it. Long
+//! prompts go to the low-priority pool, so that streams on this thread do not stall.
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;

@@ -44,8 +44,8 @@ pub(crate) fn replace_alias(
 
 /// Sets the tenant's salt, if tenants are isolated.
 ///
-/// The salt of the client is replaced, and fields by which routers and engines transfer KV cache are
-/// refused: both could reach the blocks of another tenant.
+/// The salt of the client is replaced, and fields by which routers and engines transfer KV cache
+/// are refused: both could reach the blocks of another tenant.
 pub(crate) fn salt(
     api: Api,
     body: &mut ParsedBody,

@@ -1,13 +1,13 @@
 //! Wait queue: holds requests until a pod has room.
 //!
-//! The queue itself is in `routing` and knows no threads. Here it is behind a lock, and every queued
-//! request has a channel by which its thread learns how the wait ended. The queue is polled when a
-//! request ends, when one is queued, and by the ticker. Profiles with equal queue rules share a
-//! queue, and with it the fair shares of tenants.
+//! The queue itself is in `routing` and knows no threads. Here it is behind a lock, and every
+//! queued request has a channel by which its thread learns how the wait ended. The queue is polled
+//! when a request ends, when one is queued, and by the ticker. Profiles with equal queue rules
+//! share a queue, and with it the fair shares of tenants.
 //!
 //! A poll decides all queued requests again, so with many of them and many that end, threads would
-//! do nothing else. After a poll there is a pause of several times what it took; a thread that would
-//! poll during the pause notifies instead, and the poller runs a millisecond later at most.
+//! do nothing else. After a poll there is a pause of several times what it took; a thread that
+//! would poll during the pause notifies instead, and the poller runs a millisecond later at most.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;
@@ -319,7 +319,8 @@ mod tests {
         let mut queues = QueueSet::default();
         let [one, other, third] = [8, 16, 32].map(|most| format!("hold: {{lookahead: {most}}}\n"));
         let offline = enter_at(&mut queues, &one, "offline", Priority::LOWEST).0;
-        let (first, second) = (enter(&mut queues, &other, "").0, enter(&mut queues, &third, "").0);
+        let first = enter(&mut queues, &other, "").0;
+        let second = enter(&mut queues, &third, "").0;
         let turns: Vec<Vec<u64>> = (0..4)
             .map(|_| {
                 queues.rotate();

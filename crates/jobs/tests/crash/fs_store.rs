@@ -50,18 +50,13 @@ impl TestedStore for FaultyDisk {
 
 #[test]
 fn a_store_that_crashes_at_any_operation_keeps_what_it_accepted() {
-    let all = run_until_done(&FaultyDisk::default(), 0, &[], (Crash::Process, &mut Dice(0)));
+    let all = run_until_done(&FaultyDisk::default(), 0, &[], Crash::Process, &mut Dice(0));
     let mut runs = 0;
     for operation in 1..=all {
         for cut in [Cut::Before, Cut::Torn, Cut::After] {
             for crash in [Crash::Process, Crash::Machine] {
                 let mut dice = Dice((operation * 10 + cut as usize) as u64);
-                run_until_done(
-                    &FaultyDisk::default(),
-                    runs,
-                    &[(operation, cut)],
-                    (crash, &mut dice),
-                );
+                run_until_done(&FaultyDisk::default(), runs, &[(operation, cut)], crash, &mut dice);
                 runs += 1;
             }
         }

@@ -11,3 +11,5 @@ mod runs;
 #[cfg(feature = "postgres")]
 mod server;
 mod suite;
+#[cfg(feature = "postgres")]
+mod wait;

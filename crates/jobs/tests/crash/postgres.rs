@@ -7,8 +7,10 @@ use crate::suite::{
     INPUT, LINES, TestedStore, batch, die_often, entry, grow_old, output, race, record,
     run_until_done,
 };
+use crate::wait::eventually;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -24,13 +26,11 @@ fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreEr
 
 /// Waits until the server has started.
 fn connected(database: &Database, runner: &str, term: Duration) -> Postgres {
-    loop {
-        match open(&database.address(), runner, term) {
-            Ok(store) => return store,
-            Err(StoreError::Unreachable(_)) => thread::sleep(Duration::from_millis(20)),
-            Err(error) => panic!("{error}"),
-        }
-    }
+    eventually("the server has started", || match open(&database.address(), runner, term) {
+        Ok(store) => Some(store),
+        Err(StoreError::Unreachable(_)) => None,
+        Err(error) => panic!("{error}"),
+    })
 }
 
 #[derive(Default)]
@@ -185,9 +185,9 @@ fn crash_at_every_message(cut: Cut, seeds: std::ops::Range<u64>) {
     drop(connected(&database, "first", Duration::from_millis(1)));
     let wire = Wire::to(database.port);
     wire.live_on();
-    let all = run_until_done(&wire, 0, &[], (Crash::Process, &mut Dice(0)));
+    let all = run_until_done(&wire, 0, &[], Crash::Process, &mut Dice(0));
     for operation in 1..=all {
-        run_until_done(&wire, operation, &[(operation, cut)], (Crash::Process, &mut Dice(0)));
+        run_until_done(&wire, operation, &[(operation, cut)], Crash::Process, &mut Dice(0));
     }
     seeds.for_each(|seed| die_often(&wire, seed, all));
     assert!(all >= 100, "only {all} messages");
@@ -280,12 +280,7 @@ fn takes_over(database: &Database) {
     first.standing(&lost, INPUT).unwrap();
     first.publish(&lost, &[record(0, "third")]).unwrap();
     // The first runner does not renew its lease until it expires.
-    let taken = loop {
-        match second.lease("batch_left").unwrap() {
-            Some(lease) => break lease,
-            None => thread::sleep(Duration::from_millis(20)),
-        }
-    };
+    let taken = eventually("the lease expires", || second.lease("batch_left").unwrap());
     assert!(taken.epoch > lost.epoch);
     assert_eq!(second.standing(&taken, INPUT).unwrap().missing, [1, 2, 3, 4, 5]);
     let late = first.publish(&lost, &[record(1, "third")]);
@@ -295,12 +290,7 @@ fn takes_over(database: &Database) {
     assert_eq!(output(&second, "batch_left").matches("third").count(), 1);
     // The second runner settles, and crashes before it has ended the batch.
     second.settle(&taken).unwrap();
-    let ending = loop {
-        match first.lease("batch_left").unwrap() {
-            Some(lease) => break lease,
-            None => thread::sleep(Duration::from_millis(20)),
-        }
-    };
+    let ending = eventually("the lease expires", || first.lease("batch_left").unwrap());
     assert!(ending.is_whole() && ending.epoch > taken.epoch);
     assert!(matches!(second.renew(&taken), Err(StoreError::Fenced(_))));
 }
@@ -315,27 +305,29 @@ fn a_server_that_crashes_loses_and_duplicates_nothing() {
     let lines = 4_000;
     let input = wornpath_jobs::InputMark { lines, ..INPUT };
     store.standing(&lease, input).unwrap();
-    let acknowledged = thread::scope(|scope| {
-        let publishing = scope.spawn(|| {
-            let mut acknowledged = 0;
-            while acknowledged < lines {
-                let group: Vec<_> =
-                    (acknowledged..acknowledged + 10).map(|line| record(line, "one")).collect();
-                match store.publish(&lease, &group) {
-                    Ok(_) => acknowledged += 10,
-                    Err(StoreError::Unreachable(_)) => thread::sleep(Duration::from_millis(5)),
+    let acknowledged = AtomicU32::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for first in (0..lines).step_by(10) {
+                let group: Vec<_> = (first..first + 10).map(|line| record(line, "one")).collect();
+                eventually("the server is back", || match store.publish(&lease, &group) {
+                    Ok(_) => Some(()),
+                    Err(StoreError::Unreachable(_)) => None,
                     Err(error) => panic!("{error}"),
-                }
+                });
+                acknowledged.fetch_add(10, Relaxed);
             }
-            acknowledged
         });
         for seed in 0..4 {
-            thread::sleep(Duration::from_millis(20 + Dice(seed).below(80) as u64));
+            let crash_at = seed as u32 * 900 + Dice(seed).below(300) as u32;
+            eventually("so many are published", || {
+                (acknowledged.load(Relaxed) >= crash_at).then_some(())
+            });
             database.crash();
             database.run();
         }
-        publishing.join().unwrap()
     });
+    let acknowledged = acknowledged.into_inner();
     let batch = store.batch("batch_a").unwrap();
     assert_eq!((acknowledged, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
     assert!(store.standing(&lease, input).unwrap().missing.is_empty());

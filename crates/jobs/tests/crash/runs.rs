@@ -170,8 +170,8 @@ async fn live_from(
     let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
     let progress = watch::Sender::new(RunProgress::default());
     // Some processes are stopped.
-    let (after, wanted) =
-        (dice.below(2_000), [RunControl::Stop, RunControl::Finish][dice.below(2)]);
+    let after = dice.below(2_000);
+    let wanted = [RunControl::Stop, RunControl::Finish][dice.below(2)];
     let mut stopper = tokio::task::JoinSet::new();
     stopper.spawn(async move {
         sleep(Duration::from_millis(after as u64)).await;
@@ -296,8 +296,8 @@ async fn a_run_that_is_stopped_while_the_disk_is_full_keeps_its_published_record
 #[tokio::test(start_paused = true)]
 async fn lines_of_an_unreachable_store_wait_and_none_fails() {
     for identical in [Identical::Each, Identical::Once] {
-        let (disk, source) =
-            (FaultyDisk::default(), Lines { away: Some(1_500), ..Lines::default() });
+        let disk = FaultyDisk::default();
+        let source = Lines { away: Some(1_500), ..Lines::default() };
         // With this seed the process is not stopped.
         assert!(live_from(source, &disk, identical, &mut Dice(4)).await.unwrap());
         check(&disk);

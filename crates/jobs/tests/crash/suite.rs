@@ -85,7 +85,8 @@ struct Acknowledged {
 /// Uploads, creates, runs and completes a batch, as far as that is not done; crashes somewhere.
 fn work(
     tested: &dyn TestedStore,
-    (file, id): (&str, &str),
+    file: &str,
+    id: &str,
     acknowledged: &mut Acknowledged,
     process: usize,
 ) -> Result<(), StoreError> {
@@ -158,7 +159,8 @@ pub(crate) fn run_until_done(
     tested: &dyn TestedStore,
     run: usize,
     crashes: &[(usize, Cut)],
-    (crash, dice): (Crash, &mut Dice),
+    crash: Crash,
+    dice: &mut Dice,
 ) -> usize {
     let file = format!("file-{run}");
     let id = format!("batch_{run}");
@@ -167,7 +169,7 @@ pub(crate) fn run_until_done(
         if let Some((operation, cut)) = crashes.get(process) {
             tested.crash_at(*operation, *cut);
         }
-        match work(tested, (&file, &id), &mut acknowledged, process) {
+        match work(tested, &file, &id, &mut acknowledged, process) {
             Ok(()) if !tested.is_dead() => break,
             Ok(()) | Err(StoreError::Io { .. } | StoreError::Unreachable(_)) => {
                 assert!(tested.is_dead());
@@ -203,7 +205,7 @@ pub(crate) fn die_often(tested: &dyn TestedStore, seed: u64, all: usize) {
     };
     let crashes: Vec<_> = (0..1 + dice.below(5)).map(|_| one(&mut dice)).collect();
     let crash = [Crash::Process, Crash::Machine][dice.below(2)];
-    run_until_done(tested, 1_000_000 + seed as usize, &crashes, (crash, &mut dice));
+    run_until_done(tested, 1_000_000 + seed as usize, &crashes, crash, &mut dice);
 }
 
 /// Of two runners that race only the later one publishes.

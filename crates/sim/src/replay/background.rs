@@ -8,6 +8,7 @@ use super::trace::{Trace, TraceTurn};
 use crate::engine::SimEngine;
 use std::sync::Arc;
 use std::time::Duration;
+use wornpath_index::Moment;
 use wornpath_planner::{JobId, OnlinePriority, Plan, PlanRun, PodLoad, Window};
 use wornpath_routing::Profile;
 
@@ -95,7 +96,7 @@ impl<'a> Background<'a> {
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
         });
         let online = (load.running + load.waiting).saturating_sub(self.in_flight[pod]);
-        self.online_priority.observe(now, pod, online);
+        self.online_priority.observe(Moment::at(now), pod, online);
     }
 
     pub(super) fn sent(&mut self, job: usize, pod: usize) {

@@ -114,6 +114,11 @@ fn verify(hasher: &VllmHasher, mut waiting: Vec<Value>) -> Tally {
     }
 }
 
+fn tokens(event: &Value) -> Vec<u32> {
+    let ids = event["token_ids"].as_array().unwrap().iter();
+    ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+}
+
 fn verify_event(
     hasher: &VllmHasher,
     event: &Value,
@@ -121,12 +126,7 @@ fn verify_event(
     full_width: &mut HashMap<String, VllmHash>,
     tally: &mut Tally,
 ) {
-    let tokens: Vec<u32> = event["token_ids"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap())
-        .collect();
+    let tokens = tokens(event);
     let block_size = event["block_size"].as_u64().unwrap() as usize;
     for (i, published) in event["block_hashes"].as_array().unwrap().iter().enumerate() {
         let salt = event["extra_keys"].as_array().and_then(|keys| keys[i].as_array()?[0].as_str());
@@ -175,12 +175,7 @@ fn a_whole_salted_prompt_gives_the_published_hashes() {
     assert!(!salted.is_empty());
     for event in salted {
         let salt = event["extra_keys"][0][0].as_str().unwrap();
-        let tokens: Vec<u32> = event["token_ids"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap())
-            .collect();
+        let tokens = tokens(event);
         let pair = [ExtraKey::Text("cache_salt"), ExtraKey::Text(salt)];
         let keys = ExtraKeys { every_block: &[], first_block: &[ExtraKey::Tuple(&pair)] };
         let mut hashes = Vec::new();

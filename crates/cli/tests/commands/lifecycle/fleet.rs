@@ -1,11 +1,10 @@
 //! Three simulated engines behind a router, and its admin plane.
 
 use crate::support::engines::{Engines, Exchange, Ports, Response};
+use crate::support::gateway::{eventually, serve_file};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::Child;
 
 const ENGINES: usize = 3;
 
@@ -97,7 +96,7 @@ impl Fleet {
         let name = format!("wornpath-lifecycle-{}-{policy}.yaml", std::process::id());
         let configuration = std::env::temp_dir().join(name);
         std::fs::write(&configuration, text).unwrap();
-        let (router, [client, admin]) = start_router(&configuration);
+        let (router, [client, admin]) = serve_file("warn", &configuration);
         let fleet = Self { engines, router, client, admin, configuration };
         fleet.is_up();
         fleet
@@ -116,7 +115,7 @@ impl Fleet {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         assert!(self.router.wait().unwrap().success());
         meanwhile(&self.engines);
-        (self.router, [self.client, self.admin]) = start_router(&self.configuration);
+        (self.router, [self.client, self.admin]) = serve_file("warn", &self.configuration);
         self.is_up();
     }
 
@@ -223,32 +222,6 @@ impl Fleet {
     }
 }
 
-/// A router, and where clients and operators come.
-fn start_router(configuration: &Path) -> (Child, [String; 2]) {
-    let mut router = Command::new(env!("CARGO_BIN_EXE_wornpath"))
-        .args(["serve", "--log-level", "warn", "-c"])
-        .arg(configuration)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(router.stdout.take().unwrap()).lines();
-    let mut address = || {
-        let line = lines.next().expect("the router says where it listens").unwrap();
-        line.split("http://").nth(1).unwrap().to_owned()
-    };
-    let addresses = [address(), address()];
-    (router, addresses)
-}
-
 fn number(pod: &str) -> usize {
     pod.strip_prefix('p').unwrap().parse().unwrap()
-}
-
-/// Waits until something is so.
-pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

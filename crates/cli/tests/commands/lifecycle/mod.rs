@@ -3,7 +3,8 @@
 
 mod fleet;
 
-use fleet::{Fleet, Prompt, eventually};
+use crate::support::gateway::eventually;
+use fleet::{Fleet, Prompt};
 use serde_json::json;
 
 const POLICIES: [&str; 2] = ["sticky-least-loaded", "cache-aware"];

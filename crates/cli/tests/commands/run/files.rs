@@ -1,6 +1,7 @@
 //! Files of prompts, and the binary that runs them.
 
 use crate::support::engines::Engines;
+use crate::support::gateway::eventually_within;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -123,11 +124,8 @@ impl Job {
     }
 
     pub(crate) fn wait_for_lines(&self, lines: usize) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while self.lines().len() < lines {
-            assert!(Instant::now() < deadline, "there are only {} lines", self.lines().len());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let what = format!("there are {lines} lines");
+        eventually_within(Duration::from_secs(20), &what, || self.lines().len() >= lines);
     }
 
     pub(crate) fn results(&self) -> Vec<Value> {

@@ -56,6 +56,7 @@ fn a_run_that_is_killed_at_random_answers_every_line_once() {
             let resume: &[&str] = if round == 0 { &[] } else { &["--resume"] };
             let mut child = job.start(&engines, &[&["--window", "3"], resume].concat());
             job.wait_for_lines(published + 1 + below(40) as usize);
+            // The moment of the crash, from the seed.
             std::thread::sleep(Duration::from_micros(below(30_000)));
             child.kill().unwrap();
             child.wait().unwrap();

@@ -6,6 +6,9 @@
 //! is the same on every machine.
 
 use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::thread;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
@@ -126,9 +129,19 @@ impl Engine {
     }
 }
 
-/// Churns a full cache of each size for `generations` generations and at least 5,000 blocks.
-pub(crate) fn run(sizes: impl Iterator<Item = usize>, generations: usize) {
-    for size in sizes {
-        Engine::new(size).churn((size * generations).max(5_000));
-    }
+/// Churns a full cache of each size for `generations` generations and at least 5,000 blocks. Every
+/// core takes sizes until none is left.
+pub(crate) fn run(sizes: impl Iterator<Item = usize> + Send, generations: usize) {
+    let sizes = Mutex::new(sizes);
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let next = || sizes.lock().unwrap().next();
+                while let Some(size) = next() {
+                    Engine::new(size).churn((size * generations).max(5_000));
+                }
+            });
+        }
+    });
 }
