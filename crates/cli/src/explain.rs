@@ -11,8 +11,9 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use wornpath_blocks::chat::{Grammar, exact_numbers};
+use wornpath_index::Moment;
 use wornpath_routing::fleet_spec::BuiltFleet;
 use wornpath_routing::{
     DecisionEnv, DecisionState, Name, Outcome, PodFacts, Problems, Profile, ProfileEnv, Recorder,
@@ -48,7 +49,7 @@ pub(crate) struct ExplainArguments {
 }
 
 /// Time of the decision, late enough for any age of events that a fleet description has.
-const NOW: Duration = Duration::from_secs(1 << 30);
+const NOW: Moment = Moment::from_secs(1 << 30);
 
 /// Decides, or lists the problems of both the profile and the fleet.
 pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
@@ -120,9 +121,9 @@ fn decide(
 }
 
 #[expect(clippy::disallowed_methods, reason = "the edge reads the clock, for timings only")]
-fn clock() -> impl Fn() -> Duration {
+fn clock() -> impl Fn() -> Moment {
     let start = Instant::now();
-    move || start.elapsed()
+    move || Moment::at(start.elapsed())
 }
 
 fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<Request> {
@@ -175,7 +176,7 @@ fn outcome_json(outcome: &Outcome, built: &BuiltFleet) -> Value {
         Outcome::Plan(plan) => json!({"plan": plan.to_json(|pod| built.name(pod))}),
         Outcome::Hold(hold) => json!({"hold": {
             "priority": hold.class.priority.level(),
-            "waits_at_most_ms": hold.class.deadline.saturating_sub(NOW).as_secs_f64() * 1e3,
+            "waits_at_most_ms": hold.class.deadline.since(NOW).as_secs_f64() * 1e3,
         }}),
         Outcome::Reject(rejection) => json!({"reject": {
             "status": rejection.status, "reason": rejection.reason,

@@ -18,7 +18,7 @@ pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetSpec, Proble
 }
 
 /// Builds a fleet from its description; paths of tokenizers are relative to the file.
-pub(crate) fn build(path: &Path, spec: &FleetSpec, now: Duration) -> anyhow::Result<BuiltFleet> {
+pub(crate) fn build(path: &Path, spec: &FleetSpec, now: Moment) -> anyhow::Result<BuiltFleet> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut tokenizers: Vec<(&str, Arc<dyn Tokenize>)> = Vec::new();
     for name in spec.models.iter().filter_map(|model| model.tokenizer.as_deref()) {

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 use wornpath_index::Moment;
 
 use wornpath_blocks::{BlockHash, HashKey};

@@ -4,7 +4,6 @@
 use crate::engine::{Engine, Random};
 use crate::stores::served_model;
 use proptest::prelude::*;
-use std::time::Duration;
 use wornpath_events::{BatchId, Capabilities, Delivery, Epoch, FeedRules, PodFeed, SourceMessage};
 use wornpath_index::Moment;
 use wornpath_index::{BlockDigest, Index, IndexLimits};

@@ -10,7 +10,6 @@ use crate::proxy::wait_queue::Waiter;
 use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 use wornpath_execution::{
     CallAttempt, CallFailure, CallOptions, PlanResponse, Router, StepCall, Target, execute,
 };

@@ -1,6 +1,5 @@
 //! The tier and the location of blocks, as the router passes them to a chosen pod's engine.
 
-use std::time::Duration;
 use wornpath_index::Moment;
 
 use wornpath_blocks::{BlockHash, ContentHash};

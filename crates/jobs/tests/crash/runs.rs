@@ -175,7 +175,7 @@ async fn live_from(
     let mut stopper = tokio::task::JoinSet::new();
     stopper.spawn(async move {
         sleep(Duration::from_millis(after as u64)).await;
-        if after % 3 == 0 {
+        if after.is_multiple_of(3) {
             stop.send_replace(wanted);
         }
         std::future::pending::<()>().await;

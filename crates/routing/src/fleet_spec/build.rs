@@ -71,7 +71,7 @@ impl FleetSpec {
     /// If there are too many pods, or a held text cannot be tokenized.
     pub fn build(
         &self,
-        now: Duration,
+        now: Moment,
         tokenizer: impl Fn(&str) -> Option<Arc<dyn Tokenize>>,
     ) -> Result<BuiltFleet, BuildError> {
         let mut models = Models::new(HashKey::DEFAULT);

@@ -5,7 +5,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 use wornpath_index::Moment;
 
 use proptest::prelude::*;
