@@ -38,7 +38,7 @@ pub use budget::{BudgetRules, RetryBudget};
 pub use coarse_timer::run_coarse_timer;
 pub use coop_budget::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
-pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
+pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections};
 pub use execute::execute;
 pub use failure::{CallError, CallFailure, tls_error};
 pub use replan::{CallAttempt, CallOptions, PlanResponse, PrefillResult, Replan, StepCall, Target};

@@ -1,5 +1,6 @@
 //! Events over gRPC, from a client that was made of the proto file, to the index.
 
+use crate::listening::listen;
 use crate::peer::{self, Peer};
 use crate::wait::until;
 use sha2::{Digest, Sha256};
@@ -48,7 +49,7 @@ impl Router {
             tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
         });
         tasks.spawn(async move {
-            service.serve(listener, access).await;
+            listen(service, listener, access).await;
         });
         Self { pods, id, clock, address, _tasks: tasks }
     }

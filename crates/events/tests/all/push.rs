@@ -1,5 +1,6 @@
 //! Pushed events, from real HTTP requests to the index.
 
+use crate::listening::listen;
 use crate::wait::until;
 use sha2::{Digest, Sha256};
 use std::num::NonZeroUsize;
@@ -23,6 +24,8 @@ struct Router {
     _tasks: JoinSet<()>,
 }
 
+const JSON: &str = "content-type: application/json\r\n";
+
 async fn router(token: Option<&str>, id_scheme: BlockIdScheme) -> Router {
     let pods =
         Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
@@ -45,7 +48,7 @@ async fn router(token: Option<&str>, id_scheme: BlockIdScheme) -> Router {
         tokio::join!(consume(push, &fed, clock), run_timers(&timed, clock)).0;
     });
     tasks.spawn(async move {
-        service.serve(listener, access).await;
+        listen(service, listener, access).await;
     });
     Router { pods, id, clock, address, _tasks: tasks }
 }
@@ -55,7 +58,7 @@ impl Router {
     async fn post(&self, path: &str, headers: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -66,7 +69,7 @@ impl Router {
     }
 
     async fn tell(&self, path: &str, body: &str) -> serde_json::Value {
-        let (status, answer) = self.post(path, "", body).await;
+        let (status, answer) = self.post(path, JSON, body).await;
         assert_eq!(status, "HTTP/1.1 200 OK", "{answer}");
         serde_json::from_str(&answer).unwrap()
     }
@@ -158,4 +161,22 @@ async fn a_wrong_post_is_refused_with_the_reason() {
     assert_eq!(status, "HTTP/1.1 404 Not Found");
     let (status, _) = router.post("/events/bye", token, r#"{"pod": "pod"}"#).await;
     assert_eq!(status, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn a_web_page_on_the_routers_machine_cannot_post_events() {
+    let router = router(None, BlockIdScheme::Engine).await;
+    let stored =
+        r#"{"pod": "pod", "stored": [{"hashes": [1], "tokens": [7, 7], "block_size": 2}]}"#;
+    let page = "content-type: application/json\r\norigin: http://evil.example\r\n";
+    let (status, answer) = router.post("/events/stored", page, stored).await;
+    assert!(status.contains("403") && answer.contains("web pages"), "{status} {answer}");
+    let form = "content-type: text/plain\r\n";
+    for untyped in [form, ""] {
+        let (status, answer) = router.post("/events/stored", untyped, stored).await;
+        assert!(status.contains("415") && answer.contains("application/json"), "{status} {answer}");
+    }
+    assert_eq!(router.count(), 0);
+    router.tell("/events/stored", stored).await;
+    router.until("a sidecar can", |router| router.count() == 1).await;
 }

@@ -1,5 +1,6 @@
 //! The sidecar for engines without events, in Python, posting to a router.
 
+use crate::listening::listen;
 use crate::peer::{self, Peer};
 use crate::wait::until;
 use std::net::SocketAddr;
@@ -47,7 +48,7 @@ impl Router {
             tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
         });
         tasks.spawn(async move {
-            service.serve(listener, access).await;
+            listen(service, listener, access).await;
         });
         Self { pods, id, clock, address, _tasks: tasks }
     }
