@@ -31,7 +31,7 @@ pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profi
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use env::{Environment, RelativePaths};
 pub use reference::reference;
-pub use secret::{DigestError, KeyError, authorization};
+pub use secret::{DigestError, ExposedSecret, KeyError, SecretFile, authorization};
 pub use sections::discovery::DiscoveryConfig;
 pub use sections::listen::{Listen, ListenerGuard};
 pub use sections::models::{ModelConfig, TokenizerChoice};
