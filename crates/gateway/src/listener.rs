@@ -167,18 +167,15 @@ impl OpenConnections {
         total >= self.limits.total || self.unadmitted.len() >= self.limits.unadmitted
     }
 
-    /// Whether the next connection can be served, also in place of one that is not admitted.
-    fn can_accept(&mut self) -> bool {
-        !self.is_full() || !self.unadmitted.is_empty()
-    }
-
-    /// Closes the oldest connection that is not admitted, if the next one needs its place. If it
-    /// was admitted since [`Self::can_accept`], there is one connection too many for a while.
-    fn make_room(&mut self) {
-        if self.is_full()
-            && let Some(oldest) = self.unadmitted.pop_front()
-        {
-            oldest.task.abort();
+    /// Closes the oldest connection that is not admitted, if the next one needs its place. If all
+    /// are admitted, waits until one of them closes.
+    async fn make_room(&mut self) {
+        while self.is_full() {
+            if let Some(oldest) = self.unadmitted.pop_front() {
+                oldest.task.abort();
+                return;
+            }
+            self.tasks.join_next().await;
         }
     }
 
@@ -209,8 +206,8 @@ where
         tokio::select! {
             biased;
             Some(_) = open.tasks.join_next() => {}
-            stream = acceptor.accept(), if open.can_accept() => {
-                open.make_room();
+            stream = acceptor.accept() => {
+                open.make_room().await;
                 let admission = Admission::default();
                 open.spawn(admission.clone(), serve(stream, admission));
                 // Lets it read a request that has arrived already, before the next takes its place.

@@ -106,12 +106,12 @@ impl PushService {
         access: &PushAccess,
         admitted: impl Fn(),
     ) -> Result<Response<ResponseBody>, Infallible> {
-        Ok(match self.admit(&request, access) {
-            Ok(()) => {
+        Ok(match self.refusal(&request, access) {
+            None => {
                 admitted();
                 self.answer(request, access).await
             }
-            Err(refusal) => refusal,
+            Some(refusal) => refusal,
         })
     }
 
@@ -124,11 +124,11 @@ impl PushService {
     ) -> Result<Response<ResponseBody>, Infallible> {
         let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_grpc = kind.is_some_and(|kind| kind.starts_with(b"application/grpc"));
-        match self.admit(&request, access) {
-            Ok(()) => admitted(),
+        match self.refusal(&request, access) {
+            None => admitted(),
             // The stream's own answer says that the token is wrong, as gRPC does.
-            Err(refusal) if is_grpc && refusal.status() == StatusCode::UNAUTHORIZED => {}
-            Err(refusal) => return Ok(refusal.map(ResponseBody::Left)),
+            Some(refusal) if is_grpc && refusal.status() == StatusCode::UNAUTHORIZED => {}
+            Some(refusal) => return Ok(refusal.map(ResponseBody::Left)),
         }
         if is_grpc {
             let intake = self.intake;
@@ -139,24 +139,22 @@ impl PushService {
         Ok(self.answer(request, access).await.map(ResponseBody::Left))
     }
 
-    /// Refuses a request by its head: from a web page, or without a token that allows to report on
-    /// any pod.
-    fn admit<B>(
+    /// The response that refuses a request by its head, if it comes from a web page, or without a
+    /// token that allows to report on any pod.
+    fn refusal<B>(
         &self,
         request: &Request<B>,
         access: &PushAccess,
-    ) -> Result<(), Response<Full<Bytes>>> {
+    ) -> Option<Response<Full<Bytes>>> {
         if let Err(page) = access.check_page(request) {
-            return Err(error(page.status(), &page.to_string()));
+            return Some(error(page.status(), &page.to_string()));
         }
         let authorization = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-        if !self.intake.admits_any(access, authorization) {
-            return Err(error(
-                StatusCode::UNAUTHORIZED,
-                "missing or wrong token; send `Authorization: Bearer TOKEN`",
-            ));
-        }
-        Ok(())
+        let is_admitted = self.intake.admits_any(access, authorization);
+        (!is_admitted).then(|| {
+            let message = "missing or wrong token; send `Authorization: Bearer TOKEN`";
+            error(StatusCode::UNAUTHORIZED, message)
+        })
     }
 
     /// Answers one admitted post.
