@@ -3,9 +3,9 @@
 //!
 //! A browser sends requests for pages of other sites too, from this machine and with the operator's
 //! certificate. So whatever the kind of access, a request that a page of another origin made is
-//! refused, and without a token or TLS one whose `Host` is a name that an attacker may have pointed
-//! at this machine (DNS rebinding; with TLS the browser has compared the name with our
-//! certificate). A token needs neither: no page of another origin has it.
+//! refused. A page becomes one of our origin if an attacker points its name at this listener (DNS
+//! rebinding), so without a token the `Host` must be this machine's address or a name in the
+//! listener's certificate. With a token it may be any name: such a page does not have the token.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -57,31 +57,36 @@ impl AdminAccess {
         }
     }
 
-    /// Whether static files must be served without a token, so that the page can ask for it.
-    pub(crate) const fn wants_token(&self) -> bool {
-        matches!(self, Self::Token(_))
+    /// The reason to refuse a request that a page of another origin may have made, if there is one.
+    /// `is_own_name` tells the names of the listener's certificate.
+    pub(crate) fn refuses_page(
+        &self,
+        headers: &HeaderMap,
+        is_own_name: impl Fn(&str) -> bool,
+    ) -> Option<&'static str> {
+        if is_from_another_page(headers) {
+            return Some("requests of web pages of another origin are refused");
+        }
+        match self {
+            Self::Token(_) => None,
+            Self::Certificate => (!names_this_machine(headers, is_own_name)).then_some(
+                "expected this machine's address or a name of the listener's certificate in `Host`",
+            ),
+            Self::Here => (!names_this_machine(headers, |_| false)).then_some(
+                "expected this machine's address in `Host`; set a token to use other names",
+            ),
+        }
     }
 
-    /// The reason to refuse a request, if there is one.
-    pub(crate) fn refuses(&self, headers: &HeaderMap) -> Option<&'static str> {
-        match self {
-            Self::Certificate | Self::Here if is_from_another_page(headers) => Some(
-                "requests of web pages of another origin are refused; set a token to allow them",
-            ),
-            Self::Certificate => None,
-            Self::Token(digest) => {
-                let token = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-                let token = token.and_then(|value| value.split_at_checked(SCHEME.len()));
-                let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME));
-                let token = token.map(|(_, token)| token);
-                let is_known = token.is_some_and(|token| digest.is_of(token));
-                (!is_known).then_some("expected `Authorization: Bearer` and the token")
-            }
-            Self::Here if !names_this_machine(headers) => {
-                Some("expected this machine's address in `Host`; set a token to use other names")
-            }
-            Self::Here => None,
-        }
+    /// The reason to refuse a caller, if there is one.
+    pub(crate) fn refuses_caller(&self, headers: &HeaderMap) -> Option<&'static str> {
+        let Self::Token(digest) = self else { return None };
+        let token = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
+        let token = token.and_then(|value| value.split_at_checked(SCHEME.len()));
+        let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME));
+        let token = token.map(|(_, token)| token);
+        let is_known = token.is_some_and(|token| digest.is_of(token));
+        (!is_known).then_some("expected `Authorization: Bearer` and the token")
     }
 }
 
@@ -104,19 +109,24 @@ fn is_our_own_page(headers: &HeaderMap) -> bool {
     origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))
 }
 
-fn names_this_machine(headers: &HeaderMap) -> bool {
+fn names_this_machine(headers: &HeaderMap, is_own_name: impl Fn(&str) -> bool) -> bool {
     let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else { return true };
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     };
     let name = name.trim_start_matches('[').trim_end_matches(']');
-    name == "localhost" || name.parse::<IpAddr>().is_ok()
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || is_own_name(name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refuses(access: AdminAccess, headers: &HeaderMap) -> Option<&'static str> {
+        let is_own_name = |name: &str| name == "router.example";
+        access.refuses_page(headers, is_own_name).or_else(|| access.refuses_caller(headers))
+    }
 
     fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -134,39 +144,42 @@ mod tests {
         let refusal = AdminAccess::new(anywhere, None, None).unwrap_err().to_string();
         assert!(refusal.starts_with("admin listener 0.0.0.0:1: reachable"), "{refusal}");
         let access = AdminAccess::new(anywhere, Some(KeyDigest::of(b"secret")), None).unwrap();
-        let good = headers(&[("authorization", "Bearer secret"), ("origin", "http://tool")]);
-        assert_eq!(access.refuses(&good), None);
+        let good = headers(&[("authorization", "Bearer secret"), ("host", "any.example")]);
+        assert_eq!(refuses(access, &good), None);
         for wrong in ["Bearer secre", "secret", "Bearer ", "Basic secret"] {
-            assert!(access.refuses(&headers(&[("authorization", wrong)])).is_some(), "{wrong}");
+            assert!(refuses(access, &headers(&[("authorization", wrong)])).is_some(), "{wrong}");
         }
-        assert!(access.refuses(&headers(&[])).is_some());
+        assert!(refuses(access, &headers(&[])).is_some());
+        let mut page = good;
+        page.insert("origin", "http://evil.example".parse().unwrap());
+        assert!(refuses(access, &page).is_some(), "a page of another origin, with the token");
     }
 
     #[test]
     fn pages_of_other_origins_are_refused_on_loopback() {
         let access = AdminAccess::new("127.0.0.1:1".parse().unwrap(), None, None).unwrap();
         for good in ["127.0.0.1:8081", "localhost", "localhost:8081", "[::1]:8081", "[::1]"] {
-            assert_eq!(access.refuses(&headers(&[("host", good)])), None, "{good}");
+            assert_eq!(refuses(access, &headers(&[("host", good)])), None, "{good}");
         }
         for bad in ["evil.example", "evil.example:8081", "localhost.evil.example:1", ""] {
-            assert!(access.refuses(&headers(&[("host", bad)])).is_some(), "{bad}");
+            assert!(refuses(access, &headers(&[("host", bad)])).is_some(), "{bad}");
         }
         for origin in
             ["http://evil.example", "http://127.0.0.1:9999", "http://127.0.0.1", "null", ""]
         {
             let page = headers(&[("host", "127.0.0.1:8081"), ("origin", origin)]);
-            assert!(access.refuses(&page).is_some(), "{origin}");
+            assert!(refuses(access, &page).is_some(), "{origin}");
         }
         let own = headers(&[("host", "127.0.0.1:8081"), ("origin", "http://127.0.0.1:8081")]);
-        assert_eq!(access.refuses(&own), None);
+        assert_eq!(refuses(access, &own), None);
         for (site, is_refused) in
             [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
         {
             let image = headers(&[("host", "127.0.0.1:8081"), ("sec-fetch-site", site)]);
-            assert_eq!(access.refuses(&image).is_some(), is_refused, "{site}");
+            assert_eq!(refuses(access, &image).is_some(), is_refused, "{site}");
         }
         let rebound = headers(&[("host", "evil.example"), ("origin", "http://evil.example")]);
-        assert!(access.refuses(&rebound).is_some(), "a name that points here is not enough");
+        assert!(refuses(access, &rebound).is_some(), "a name that points here is not enough");
     }
 
     #[test]
@@ -174,16 +187,25 @@ mod tests {
         let access = AdminAccess::Certificate;
         let request = |origin| headers(&[("host", "router.example:8081"), ("origin", origin)]);
         for origin in ["https://evil.example", "https://router.example", "null", ""] {
-            assert!(access.refuses(&request(origin)).is_some(), "{origin}");
+            assert!(refuses(access, &request(origin)).is_some(), "{origin}");
         }
-        assert_eq!(access.refuses(&request("https://router.example:8081")), None);
-        assert_eq!(access.refuses(&headers(&[("host", "router.example:8081")])), None);
+        assert_eq!(refuses(access, &request("https://router.example:8081")), None);
+        for (host, is_refused) in
+            [("10.0.0.1:8081", false), ("localhost", false), ("evil.example:8081", true)]
+        {
+            let named = headers(&[("host", host)]);
+            assert_eq!(refuses(access, &named).is_some(), is_refused, "{host}");
+            let origin = format!("https://{host}");
+            let page = headers(&[("host", host), ("origin", &origin)]);
+            assert_eq!(refuses(access, &page).is_some(), is_refused, "a page of {host}");
+        }
+        assert_eq!(refuses(access, &headers(&[("host", "router.example:8081")])), None);
         let image = headers(&[("host", "router.example:8081"), ("sec-fetch-site", "cross-site")]);
-        assert!(access.refuses(&image).is_some());
+        assert!(refuses(access, &image).is_some());
         let mut link = image;
         link.insert("sec-fetch-mode", "navigate".parse().unwrap());
-        assert_eq!(access.refuses(&link), None);
+        assert_eq!(refuses(access, &link), None);
         link.insert("origin", "https://evil.example".parse().unwrap());
-        assert!(access.refuses(&link).is_some(), "a form of another page");
+        assert!(refuses(access, &link).is_some(), "a form of another page");
     }
 }

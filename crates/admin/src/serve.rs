@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode};
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
 
 use crate::admin::Admin;
 use crate::call::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute};
@@ -20,55 +19,57 @@ use crate::page::protect;
 use crate::routes::ROUTES;
 use crate::table::{RouteMatch, find};
 use crate::viewers::LiveStream;
-use wornpath_gateway::listener;
-use wornpath_gateway::listener::set_user_timeout;
+use wornpath_gateway::listener::{
+    Acceptor, Admission, ConnectionLimits, serve_connection, serve_connections, set_user_timeout,
+};
 use wornpath_gateway::watchdog::heartbeat::named;
 
 /// Maximum body size: a request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
-const MOST_CONNECTIONS: usize = 64;
+/// Half of the connections are left to callers whose requests are allowed.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits { total: 64, unadmitted: 32 };
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Backoff after a failed accept, such as without free file descriptors.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 type AdminOutput = Response<Either<Full<Bytes>, LiveStream>>;
 
 /// Serves connections until the future is dropped.
 pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
-                let Ok((stream, _)) = accepted else {
-                    tokio::time::sleep(ACCEPT_BACKOFF).await;
-                    continue;
-                };
-                // A client that stops reading would hold its connection, and a viewer slot.
-                let _ = set_user_timeout(&stream, WRITE_TIMEOUT);
-                let tls = admin.gateway.settings().tls.admin.clone();
-                let admin = Arc::clone(&admin);
-                let answer = service_fn(move |request| {
-                    let admin = Arc::clone(&admin);
-                    async move { Ok::<_, Infallible>(respond(admin, request).await) }
-                });
-                connections.spawn(named("admin connection", listener::serve_connection(stream, tls, answer)));
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
+    serve_connections(Acceptor::new(listener, "admin"), CONNECTIONS, |stream, admission| {
+        // A client that stops reading would hold its connection, and a viewer slot.
+        let _ = set_user_timeout(&stream, WRITE_TIMEOUT);
+        let tls = admin.gateway.settings().tls.admin.clone();
+        let admin = Arc::clone(&admin);
+        let answer = service_fn(move |request| {
+            let admin = Arc::clone(&admin);
+            let admission = admission.clone();
+            async move { Ok::<_, Infallible>(respond(admin, request, admission).await) }
+        });
+        named("admin connection", serve_connection(stream, tls, answer))
+    })
+    .await
 }
 
-async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
+async fn respond(
+    admin: Arc<Admin>,
+    request: Request<Incoming>,
+    admission: Admission,
+) -> AdminOutput {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
     let routes = ROUTES.iter().map(|route| (route.method.method(), route.path, route));
     let found = find(routes, &head.method, &path);
     let is_public = matches!(&found, RouteMatch::Route(route, _) if route.is_public());
-    if let Some(why) = admin.access.refuses(&head.headers)
-        && !(is_public && admin.access.wants_token())
-    {
+    let tls = admin.gateway.settings().tls.admin.clone();
+    let is_own_name = |name: &str| tls.as_ref().is_some_and(|tls| tls.is_for(name));
+    let refused = admin.access.refuses_page(&head.headers, is_own_name);
+    if let Some(why) = refused {
         return shown(Err(AdminError::new(401, why)));
+    }
+    match admin.access.refuses_caller(&head.headers) {
+        None => admission.admit(),
+        Some(_) if is_public => {}
+        Some(why) => return shown(Err(AdminError::new(401, why))),
     }
     let (route, name) = match found {
         RouteMatch::Route(route, name) => (route, name.unwrap_or_default()),
@@ -98,7 +99,9 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
             body: b"",
         }));
     }
-    if let Err(refusal) = check_content_type(&head.headers, route) {
+    if !body.is_end_stream()
+        && let Err(refusal) = check_content_type(&head.headers, route)
+    {
         return shown(Err(refusal));
     }
     let body = Limited::new(body, MOST_BYTES).collect();
@@ -128,21 +131,21 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
     }))
 }
 
-/// Refuses bodies of another content type than the route reads: a form of any web page can post to
-/// any address.
+/// Refuses a body of another content type than the route reads, or of none: any web page can post a
+/// form, or bytes without a type, to any address.
 fn check_content_type(headers: &HeaderMap, route: &AdminRoute) -> Result<(), AdminError> {
-    let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let found = String::from_utf8_lossy(found.as_bytes());
     let expected = match route.takes {
         Some((AdminBody::Text, _)) => "application/yaml",
         _ => "application/json",
     };
-    let essence = found.split(';').next().unwrap_or_default().trim();
+    let found = headers.get(CONTENT_TYPE).map(|found| String::from_utf8_lossy(found.as_bytes()));
+    let essence = found.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
     let path = route.path.0;
-    Err(AdminError::new(415, format!("content-type is `{found}`; {path} takes `{expected}`")))
+    let found = found.map_or("missing".into(), |found| format!("`{found}`"));
+    Err(AdminError::new(415, format!("content-type is {found}; {path} takes `{expected}`")))
 }
 
 fn shown(answer: AdminResult) -> AdminOutput {

@@ -5,6 +5,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 use std::time::Duration;
+use wornpath_gateway::log_limit::LogLimit;
 use wornpath_gateway::reply::ClientReply;
 use wornpath_jobs::StoreError;
 use wornpath_routing::Problems;
@@ -24,6 +25,9 @@ pub enum BatchesError {
     #[error("batches: {0}")]
     Profile(Problems),
 }
+
+/// Clients retry what fails for now.
+static STORE_LOG: LogLimit = LogLimit::new(Duration::from_secs(10));
 
 /// An error response.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,6 +89,11 @@ impl BatchError {
 
 impl From<StoreError> for BatchError {
     fn from(error: StoreError) -> Self {
+        if matches!(error, StoreError::Full { .. } | StoreError::Unreachable(_))
+            && STORE_LOG.is_due()
+        {
+            tracing::error!(%error, "batch store cannot be used for now");
+        }
         let status = match &error {
             StoreError::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Missing(_) => StatusCode::NOT_FOUND,
@@ -98,9 +107,33 @@ impl From<StoreError> for BatchError {
             }
         };
         let message = match &error {
+            // Both may contain paths and addresses of this machine.
             StoreError::Full { .. } => "batch store is full; retry later".to_owned(),
+            StoreError::Unreachable(_) => "batch store unreachable; retry later".to_owned(),
             other => other.to_string(),
         };
         Self::new(status, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_for_clients_name_no_file_and_no_database_of_this_machine() {
+        let io = std::io::Error::other("no");
+        for error in [
+            StoreError::Io { doing: "write", path: "/srv/batches/log".into(), cause: io },
+            StoreError::Full { path: "/srv/batches/log".into() },
+            StoreError::Unreachable("cannot connect to /srv/batches at 10.0.0.1".to_owned()),
+        ] {
+            let shown = BatchError::from(error);
+            assert!(shown.status.is_server_error(), "{shown:?}");
+            assert!(
+                !shown.message.contains("/srv") && !shown.message.contains("10.0"),
+                "{shown:?}"
+            );
+        }
     }
 }

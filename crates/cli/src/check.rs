@@ -139,7 +139,15 @@ fn profile(path: &Path, text: &str, env: &ProfileEnv, arguments: &CheckArguments
 
 fn configuration(path: &Path) -> CheckReport {
     match Config::read(path) {
-        Ok(_) => CheckReport::good(path, format!("{}: good\n", path.display()), &Value::Null),
+        Ok(config) => {
+            let exposed = config.exposed_secrets();
+            let warnings: Vec<_> = exposed.iter().map(ToString::to_string).collect();
+            let lines = warnings.iter().map(|warning| format!("warning: {warning}\n"));
+            let text = lines.chain([format!("{}: good\n", path.display())]).collect();
+            let mut report = CheckReport::good(path, text, &Value::Null);
+            report.json["warnings"] = json!(warnings);
+            report
+        }
         Err(refused) => CheckReport::bad(path, refused.to_string(), &refused.to_json()),
     }
 }

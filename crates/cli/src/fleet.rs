@@ -4,7 +4,7 @@ use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use wornpath_index::Moment;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};

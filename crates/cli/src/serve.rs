@@ -5,14 +5,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::Cell;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DebugHeaders, EventSource,
-    ModelSettings, PodConfig, Settings,
+    ModelSettings, PodConfig, SecretFile, Settings,
 };
 use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::{ServeError, serve};
@@ -53,6 +53,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(settings) => settings,
         Err(error) => return refused(&error),
     };
+    warn_about_secrets(arguments, &config);
     disable_huge_pages();
     let scheme = |is_tls: bool| if is_tls { "https" } else { "http" };
     let client_scheme = scheme(settings.tls.client.is_some());
@@ -83,6 +84,24 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) if is_of_configuration(&error) => refused(&error),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Warns about secrets that other users of this machine can see.
+fn warn_about_secrets(arguments: &ServeArguments, config: &Config) {
+    let option = |key| move |path: &PathBuf| SecretFile { key, path: path.clone() };
+    let pod_key = arguments.pod_key_file.iter().map(option("--pod-key-file"));
+    let client_keys = arguments.api_key_file.iter().map(option("--api-key-file"));
+    let of_options = pod_key.chain(client_keys).filter_map(|file| file.exposed());
+    for exposed in config.exposed_secrets().into_iter().chain(of_options) {
+        tracing::warn!("{exposed}");
+    }
+    let variable = std::env::var("WORNPATH_API_KEY").ok();
+    if tenants::is_on_command_line(&arguments.api_key, variable.as_deref()) {
+        tracing::warn!(
+            "--api-key has the key itself, which `ps` shows to every user of this machine; give \
+             --api-key-file FILE or WORNPATH_API_KEY"
+        );
     }
 }
 
@@ -144,10 +163,11 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.reveal = DebugHeaders::Pod;
     }
     settings.admin = arguments.admin.or(settings.admin);
-    tenants::set(&arguments.api_key, &mut settings.tenants)?;
+    let keys = tenants::given_keys(&arguments.api_key, &arguments.api_key_file)?;
+    tenants::set(&keys, &mut settings.tenants)?;
     ensure!(
         !arguments.isolate_tenants || !settings.tenants.is_empty(),
-        "--isolate-tenants needs tenants; give --api-key NAME=KEY, or list `tenants` in the file"
+        "--isolate-tenants needs tenants; give --api-key-file, or list `tenants` in the file"
     );
     add_pods(arguments, &mut settings.pods)?;
     set_model(arguments, &mut settings.models)?;

@@ -9,6 +9,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,6 +109,7 @@ async fn record(
     tokio::pin!(end, interrupted);
     let is_full =
         |recording: &Recording| arguments.requests.is_some_and(|most| recording.written >= most);
+    let cannot_write = || format!("cannot write {}", arguments.file.display());
     let mut is_over = false;
     while !is_over && !is_full(recording) {
         is_over = tokio::select! {
@@ -126,14 +128,14 @@ async fn record(
             next = page.next;
             for entry in &page.requests {
                 if !is_full(recording) {
-                    recording.write(entry)?;
+                    recording.write(entry).with_context(cannot_write)?;
                 }
             }
             if is_last || is_full(recording) {
                 break;
             }
         }
-        recording.file.flush()?;
+        recording.file.flush().with_context(cannot_write)?;
     }
     Ok(())
 }
@@ -163,8 +165,10 @@ struct Recording {
 
 impl Recording {
     fn create(path: &Path, zero: u64) -> anyhow::Result<Self> {
-        let file = File::create_new(path)
-            .with_context(|| format!("cannot create {}; name a new file", path.display()))?;
+        let mut options = File::options();
+        let file = options.write(true).create_new(true).mode(0o600).open(path);
+        let file =
+            file.with_context(|| format!("cannot create {}; name a new file", path.display()))?;
         Ok(Self {
             file: BufWriter::new(file),
             model: None,
@@ -208,7 +212,7 @@ impl Recording {
     }
 
     fn finish(mut self, path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
-        self.file.flush()?;
+        self.file.flush().with_context(|| format!("cannot write {}", path.display()))?;
         let Self { written, unanswered, missed, other_blocks, .. } = self;
         writeln!(
             out,

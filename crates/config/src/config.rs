@@ -13,6 +13,7 @@ use wornpath_yaml::{
 use crate::diagnostics::Diagnostics;
 use crate::env::{Environment, RelativePaths};
 use crate::pod::PodConfig;
+use crate::secret::{ExposedSecret, SecretFile};
 use crate::section::Section;
 use crate::sections::discovery::DiscoveryConfig;
 use crate::sections::listen::{Listen, ListenerGuard};
@@ -43,6 +44,8 @@ pub struct Config {
     isolates: bool,
     /// Files with certificates and keys.
     certificates: Vec<PathBuf>,
+    /// Files with secrets.
+    secrets: Vec<SecretFile>,
     /// State of its files when they were read.
     file_state: FileState,
 }
@@ -104,6 +107,9 @@ impl Config {
                 let mut config = Self::check(&file, &text, &paths)?;
                 let others: Vec<_> = config.files().iter().map(|file| paths.path(file)).collect();
                 config.file_state = before.and(FileState::at(&others));
+                for secret in &mut config.secrets {
+                    secret.path = paths.path(&secret.path);
+                }
                 Ok(config)
             }
             Err(error) => {
@@ -153,6 +159,7 @@ impl Config {
             sources: Vec::new(),
             isolates: false,
             certificates: Vec::new(),
+            secrets: Vec::new(),
             file_state: FileState::default(),
         }
     }
@@ -214,6 +221,18 @@ impl Config {
     #[must_use]
     pub fn sources(&self) -> &[EventSourceConfig] {
         &self.sources
+    }
+
+    /// The files with secrets that other users of this machine can read, each once.
+    #[must_use]
+    pub fn exposed_secrets(&self) -> Vec<ExposedSecret> {
+        let mut exposed: Vec<ExposedSecret> = Vec::new();
+        for found in self.secrets.iter().filter_map(SecretFile::exposed) {
+            if exposed.iter().all(|known| known.file.path != found.file.path) {
+                exposed.push(found);
+            }
+        }
+        exposed
     }
 
     /// The files that the configuration names, which a watcher must watch as well.
@@ -326,6 +345,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
         sources,
         isolates: isolation.is_some(),
         certificates: std::mem::take(&mut diagnostics.files),
+        secrets: std::mem::take(&mut diagnostics.secrets),
         file_state: FileState::default(),
     }
 }

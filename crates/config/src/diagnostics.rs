@@ -6,7 +6,7 @@ use std::time::Duration;
 use wornpath_yaml::{Problem, ProblemKind, Problems, Span, nearest};
 
 use crate::env::Environment;
-use crate::secret::KeyDigest;
+use crate::secret::{KeyDigest, SecretFile};
 use crate::section::{Section, refused};
 
 /// How to write a digest.
@@ -29,6 +29,8 @@ pub(crate) struct Diagnostics<'a> {
     pub(crate) other_files: Vec<Problems>,
     /// Files with certificates and keys, for the file watcher.
     pub(crate) files: Vec<PathBuf>,
+    /// Files with secrets, whose permissions are checked.
+    pub(crate) secrets: Vec<SecretFile>,
     /// Values that may be secrets and must not be shown.
     masked: Vec<Span>,
 }
@@ -40,8 +42,14 @@ impl<'a> Diagnostics<'a> {
             problems: Vec::new(),
             other_files: Vec::new(),
             files: Vec::new(),
+            secrets: Vec::new(),
             masked: Vec::new(),
         }
+    }
+
+    /// Notes that `key` names a file with a secret.
+    pub(crate) fn note_secret(&mut self, key: &'static str, file: &str) {
+        self.secrets.push(SecretFile { key, path: PathBuf::from(file) });
     }
 
     /// Reads a digest. An invalid value may be the secret itself, so it is never shown.

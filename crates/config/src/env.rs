@@ -17,6 +17,11 @@ pub trait Environment {
     /// Whether a path is a folder; `None` if it does not exist.
     fn is_folder(&self, path: &Path) -> Option<bool>;
 
+    /// Whether a path is something else than a file or a folder: a device, a pipe, a socket.
+    fn is_special(&self, _path: &Path) -> bool {
+        false
+    }
+
     /// Whether the folder contains a `tokenizer.json`.
     fn has_tokenizer(&self, folder: &Path) -> bool;
 }
@@ -52,6 +57,11 @@ impl Environment for RelativePaths {
 
     fn is_folder(&self, path: &Path) -> Option<bool> {
         fs::metadata(self.path(path)).ok().map(|found| found.is_dir())
+    }
+
+    fn is_special(&self, path: &Path) -> bool {
+        let found = fs::metadata(self.path(path));
+        found.is_ok_and(|found| !found.is_dir() && !found.is_file())
     }
 
     fn has_tokenizer(&self, folder: &Path) -> bool {

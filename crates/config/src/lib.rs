@@ -32,7 +32,9 @@ pub use config::{Config, ConfigRefused, is_configuration};
 pub use env::{Environment, RelativePaths};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
-pub use secret::{DigestError, KeyDigest, KeyError, authorization};
+pub use secret::{
+    DigestError, ExposedSecret, KeyDigest, KeyError, SecretFile, authorization,
+};
 pub use sections::discovery::DiscoveryConfig;
 pub use sections::listen::{Listen, ListenerGuard};
 pub use sections::models::{ModelConfig, TokenizerChoice};

@@ -1,7 +1,9 @@
-//! Secrets: digests of callers' keys and tokens, and files with the API keys of pods.
+//! Secrets: digests of callers' keys and tokens, files with the API keys of pods, and files with
+//! secrets that other users of the machine can read.
 
 use std::fmt;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use http::HeaderValue;
@@ -40,6 +42,45 @@ pub enum KeyError {
     /// The content is not a key. It is not shown.
     #[error("contains no key; a key is one line of printable ASCII without spaces")]
     NoKey,
+}
+
+/// A file with a secret.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SecretFile {
+    /// The key or option that names it.
+    pub key: &'static str,
+    /// Its path.
+    pub path: PathBuf,
+}
+
+/// A file with a secret that group or others can read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExposedSecret {
+    /// The file.
+    pub file: SecretFile,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
+impl SecretFile {
+    /// Its permissions, if group or others can read it.
+    #[must_use]
+    pub fn exposed(&self) -> Option<ExposedSecret> {
+        let mode = std::fs::metadata(&self.path).ok()?.permissions().mode() & 0o777;
+        (mode & 0o044 != 0).then(|| ExposedSecret { file: self.clone(), mode })
+    }
+}
+
+impl fmt::Display for ExposedSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file: SecretFile { key, path }, mode } = self;
+        let path = path.display();
+        write!(
+            f,
+            "`{key}`: the file `{path}` holds a secret and has mode {mode:04o}, so that other \
+             users can read it; run `chmod 600 {path}`"
+        )
+    }
 }
 
 /// The `authorization` header with the key in a file.
@@ -110,6 +151,23 @@ mod tests {
         assert_eq!(digest.to_string(), text);
         assert_eq!(text.parse(), Ok(digest));
         assert!(digest.is_of(b"abc") && !digest.is_of(b"abd") && !digest.is_of(b""));
+    }
+
+    #[test]
+    fn a_secret_that_group_or_others_can_read_is_exposed() {
+        let path = std::env::temp_dir().join(format!("wornpath-secret-{}", std::process::id()));
+        std::fs::write(&path, "secret").unwrap();
+        let file = SecretFile { key: "key_file", path: path.clone() };
+        for (mode, is_exposed) in [(0o600, false), (0o400, false), (0o640, true), (0o604, true)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let exposed = file.exposed();
+            assert_eq!(exposed.is_some(), is_exposed, "{mode:o}");
+            let Some(exposed) = exposed.map(|exposed| exposed.to_string()) else { continue };
+            let cure = format!("run `chmod 600 {}`", path.display());
+            assert!(exposed.contains(&format!("{mode:04o}")) && exposed.ends_with(&cure));
+        }
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(file.exposed(), None, "a missing file is another problem");
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! Certificates and keys are read and checked with the configuration. Every new connection uses the
 //! current ones, so renewed certificates take effect when the configuration is reloaded.
 
+use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 use std::fmt;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub enum Oldest {
 #[derive(Clone)]
 pub struct ListenerTls {
     config: Arc<ServerConfig>,
+    /// Its own certificate.
+    certificate: CertificateDer<'static>,
     is_mutual: bool,
 }
 
@@ -109,6 +112,7 @@ impl ListenerTls {
         oldest: Oldest,
     ) -> Result<Self, TlsError> {
         let is_mutual = clients.is_some();
+        let certificate = identity.chain.first().cloned().ok_or(TlsError::NoCertificate)?;
         let pair = |error: rustls::Error| TlsError::Pair(error.to_string());
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(oldest.versions())
@@ -125,7 +129,7 @@ impl ListenerTls {
         };
         let mut config = builder.with_single_cert(identity.chain, identity.key).map_err(pair)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), is_mutual })
+        Ok(Self { config: Arc::new(config), certificate, is_mutual })
     }
 
     /// Offers HTTP/2 as well, for gRPC.
@@ -140,6 +144,16 @@ impl ListenerTls {
     #[must_use]
     pub const fn is_mutual(&self) -> bool {
         self.is_mutual
+    }
+
+    /// Whether the listener's own certificate is for this name.
+    #[must_use]
+    pub fn is_for(&self, name: &str) -> bool {
+        let certificate = ParsedCertificate::try_from(&self.certificate);
+        let name = ServerName::try_from(name);
+        certificate.is_ok_and(|certificate| {
+            name.is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
+        })
     }
 
     /// Performs the TLS handshake.

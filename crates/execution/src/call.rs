@@ -17,7 +17,7 @@ use crate::transfer::{self, TransferState};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use std::future::poll_fn;
@@ -170,8 +170,21 @@ async fn begin(response: Response<Incoming>, call: OpenCall) -> Result<EngineRes
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return Err(CallError::Status(response.status()));
     }
+    if !has_plain_length(response.headers()) {
+        return Err(CallError::ContentLength);
+    }
     let (head, incoming) = response.into_parts();
     EngineResponse::begin(head, incoming, call).await
+}
+
+/// Whether the length of a body is not given, or once and as a number. hyper also reads `2, 2`, and
+/// would pass it on to the client.
+fn has_plain_length(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let is_number = |length: &HeaderValue| {
+        !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit)
+    };
+    lengths.next().is_none_or(is_number) && lengths.next().is_none()
 }
 
 fn was_stale(error: &hyper::Error, sent_at: Instant) -> bool {
@@ -332,5 +345,21 @@ mod tests {
             drop(in_flight);
         }
         assert_eq!(slow.breaker().0, BreakerState::Closed);
+    }
+
+    #[test]
+    fn a_length_that_is_given_twice_or_as_a_list_is_invalid() {
+        let headers = |lengths: &[&'static str]| -> HeaderMap {
+            lengths
+                .iter()
+                .map(|length| (CONTENT_LENGTH, HeaderValue::from_static(length)))
+                .collect()
+        };
+        for good in [&[][..], &["0"], &["17"]] {
+            assert!(has_plain_length(&headers(good)), "{good:?}");
+        }
+        for bad in [&["2, 2"][..], &["2", "2"], &["+2"], &["2 2"], &[""]] {
+            assert!(!has_plain_length(&headers(bad)), "{bad:?}");
+        }
     }
 }

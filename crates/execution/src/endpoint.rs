@@ -12,7 +12,7 @@ use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -33,6 +33,16 @@ impl WorkerNumber {
 const MAX_IDLE: usize = 256;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Idle connections of all workers to all endpoints, and the most of them: file descriptors are
+/// limited for the whole process.
+static IDLE_CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+static MAX_IDLE_CONNECTIONS: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Limits the idle connections of this process to all endpoints together.
+pub fn limit_idle_connections(most: usize) {
+    MAX_IDLE_CONNECTIONS.store(most, Relaxed);
+}
+
 /// The resolution of an endpoint's last activity.
 const ACTIVITY_STEP_MS: u64 = 50;
 
@@ -52,6 +62,26 @@ struct ResolvedName {
 struct IdleConnection {
     since: Instant,
     connection: Connection,
+    _counted: CountedIdle,
+}
+
+/// One of the idle connections of this process, until it is dropped.
+#[derive(Debug)]
+struct CountedIdle;
+
+impl CountedIdle {
+    /// None if there are as many as allowed.
+    fn new() -> Option<Self> {
+        let counted = Self;
+        let others = IDLE_CONNECTIONS.fetch_add(1, Relaxed);
+        (others < MAX_IDLE_CONNECTIONS.load(Relaxed)).then_some(counted)
+    }
+}
+
+impl Drop for CountedIdle {
+    fn drop(&mut self) {
+        IDLE_CONNECTIONS.fetch_sub(1, Relaxed);
+    }
 }
 
 /// The idle connections of one worker, oldest first.
@@ -390,7 +420,7 @@ impl Endpoint {
     /// been dropped by a firewall on the way.
     pub(crate) fn take_idle(&self, worker: WorkerNumber) -> Option<Connection> {
         let mut idle = lock(self.idle.get(worker.0)?);
-        let IdleConnection { since, connection } = idle.pop()?;
+        let IdleConnection { since, connection, .. } = idle.pop()?;
         if since.elapsed() > IDLE_TIMEOUT {
             idle.clear();
             return None;
@@ -424,8 +454,10 @@ impl Endpoint {
         let is_expired = |idle: &IdleConnection| now.duration_since(idle.since) > IDLE_TIMEOUT;
         let old = idle.partition_point(is_expired);
         idle.drain(..old);
-        if idle.len() < MAX_IDLE {
-            idle.push(IdleConnection { since: now, connection });
+        if idle.len() < MAX_IDLE
+            && let Some(counted) = CountedIdle::new()
+        {
+            idle.push(IdleConnection { since: now, connection, _counted: counted });
         }
     }
 }

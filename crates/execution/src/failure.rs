@@ -34,6 +34,10 @@ pub enum CallError {
     /// The response did not end in time because the client read it too slowly.
     #[error("total timeout: client did not read the response within {0:?}")]
     ClientTooSlow(Duration),
+    /// The response says its length twice, as a list or not as a number, so that others may read
+    /// another length than we do.
+    #[error("invalid `content-length` in the engine's response")]
+    ContentLength,
     /// The response of a step that is read as a whole is too long.
     #[error("response too large: more than {0} bytes")]
     TooLarge(usize),
@@ -68,6 +72,7 @@ impl CallError {
             }
             Self::FirstByteTimeout(_)
             | Self::Stalled(_)
+            | Self::ContentLength
             | Self::TooLarge(_)
             | Self::MissingField(_)
             | Self::TotalTimeout(_)

@@ -25,7 +25,7 @@ pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use call::{CallOptions, StepCall, Target, call};
 pub use connection::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
-pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
+pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections};
 pub use execute::{CallAttempt, PlanResponse, PrefillResult, Router, execute};
 pub use failure::{CallError, CallFailure, tls_error};
 pub use response::{EngineBody, EngineResponse};

@@ -8,6 +8,7 @@
 //! Modules, lowest first; none imports one that comes later:
 //!
 //! - [`watchdog`]: heartbeats of threads, shutdown
+//! - [`log_limit`]: how often a line is logged
 //! - [`listener`], [`reply`], [`local_api`]: connections, bodies, and APIs served by this process
 //! - `dialect`: client APIs, one file each
 //! - [`routes`]: which profile a request is for
@@ -25,6 +26,7 @@ pub mod fuzzing;
 pub mod http;
 pub mod listener;
 pub mod local_api;
+pub mod log_limit;
 pub mod observe;
 pub mod percent;
 pub mod proxy;

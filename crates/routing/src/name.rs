@@ -1,18 +1,24 @@
 //! Names that are compared on the hot path: roles, models, adapters, labels, zones.
 //!
-//! A decision compares a request's names with those of every pod. A [`Name`] carries a 64-bit hash
-//! of its text, and equality compares the hash alone. The names of one installation are a few
-//! thousand at most, all from configuration or checked against it, so a chance collision is one in
-//! 10^12.
+//! A decision compares a request's names with those of every pod, and clients choose some of them:
+//! models, adapters. A [`Name`] carries two 64-bit hashes of its text, and equality compares them
+//! alone. Routers that share a hash ring need one that is the same in every process, and so texts
+//! that collide in it are easy to find; the other has a secret key of this process, so that no client
+//! can find a text that equals another's name.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
-/// A text that is compared by its hash.
+/// The key of the second hash, another in every process. Results do not depend on it.
+static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+/// A text that is compared by its hashes.
 #[derive(Clone)]
 pub struct Name {
     key: u64,
+    /// The keyed hash, which no client can predict.
+    check: u64,
     text: Arc<str>,
 }
 
@@ -23,7 +29,8 @@ impl Name {
         &self.text
     }
 
-    /// The hash of the text; equal for equal texts, in every process and release.
+    /// The hash of the text; equal for equal texts, in every process and release. Clients can choose
+    /// texts that collide.
     #[must_use]
     pub const fn key(&self) -> u64 {
         self.key
@@ -32,7 +39,7 @@ impl Name {
 
 impl From<&str> for Name {
     fn from(text: &str) -> Self {
-        Self { key: fnv1a(text.as_bytes()), text: text.into() }
+        Self { key: fnv1a(text.as_bytes()), check: SECRET.hash_one(text), text: text.into() }
     }
 }
 
@@ -45,7 +52,7 @@ impl From<String> for Name {
 impl PartialEq for Name {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        self.key == other.key
+        self.key == other.key && self.check == other.check
     }
 }
 
@@ -53,7 +60,7 @@ impl Eq for Name {}
 
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key.hash(state);
+        self.check.hash(state);
     }
 }
 
@@ -127,5 +134,15 @@ mod tests {
         assert_eq!(Name::from("eu-1"), Name::from(String::from("eu-1")));
         assert_ne!(Name::from("eu-1"), Name::from("eu-2"));
         assert_eq!(fnv1a(b"a"), 0xAF63_DC4C_8601_EC8C, "published test vector");
+    }
+
+    #[test]
+    fn texts_that_were_made_to_collide_are_different_names() {
+        let first = Name::from("8yn0iYCKYHlIj4-BwPqk");
+        let second = Name::from("GReLUrM4wMqfg9yzV3KQ");
+        assert_eq!(first.key(), second.key(), "the point of these texts");
+        assert_ne!(first, second);
+        let names = std::collections::HashSet::from([first, second]);
+        assert_eq!(names.len(), 2);
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use wornpath_blocks::chat::{
-    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, WallTime,
+    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError,
+    WallTime,
 };
 use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
 
@@ -78,7 +79,7 @@ impl TextTokenizer {
         let conversation = Conversation { tools, kwargs, ..conversation(request, messages) };
         let rendered = template.render(&conversation);
         let Rendered { text, extent } =
-            rendered.map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
+            rendered.map_err(|error| TokenizeError::NotRendered(template_cause(error)))?;
         let encoded = match extent {
             Extent::Whole => self.cache.encode(&text, framing, tokens),
             Extent::BeforePart => self.cache.tokenizer().encode_beginning(&text, framing, tokens),
@@ -89,7 +90,17 @@ impl TextTokenizer {
 
 impl From<TokenizerError> for TokenizeError {
     fn from(error: TokenizerError) -> Self {
-        Self::NotTokenized(error.to_string())
+        use TokenizerError::{Failed, Invalid, NotJson};
+        let (NotJson { cause, .. } | Invalid { cause, .. } | Failed { cause, .. }) = error;
+        Self::NotTokenized(cause)
+    }
+}
+
+/// Why a template failed, without its file: clients get this text, and no path of this machine.
+fn template_cause(error: TemplateError) -> String {
+    match error {
+        TemplateError::Missing { .. } => "it has no `chat_template`".to_owned(),
+        TemplateError::Invalid { cause, .. } | TemplateError::Rejected { cause, .. } => cause,
     }
 }
 
@@ -194,6 +205,24 @@ mod tests {
         assert_eq!(rendered(json!({})), "2027 so>");
         assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
         assert_eq!(rendered(json!({"continue_final_message": true})), "2027 so");
+    }
+
+    #[test]
+    fn errors_for_clients_name_no_file_of_this_machine() {
+        let json = include_bytes!("../../blocks/tests/models/tiny-llama/tokenizer.json");
+        let config = TokenizerConfig::from_json("/srv/m/c.json", b"{}").unwrap();
+        let source = "{{ raise_exception('roles must alternate') }}";
+        let template = ChatTemplate::from_jinja("/srv/m/t.jinja", source, &config).unwrap();
+        let tokenizer = Tokenizer::from_json("/srv/m/tokenizer.json", json).unwrap();
+        let tokenizer = TextTokenizer::new(tokenizer, Some(template));
+        let messages = vec![json!({"role": "user", "content": "a"})];
+        let prompt = Prompt::Chat { messages: messages.into(), tools: None, kwargs: None };
+        let request = Request { prompt, ..Request::default() };
+        let error = tokenizer.tokenize(&request, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("roles must alternate") && !error.contains("/srv"), "{error}");
+        let failed = TokenizerError::Failed { file: "/srv/m".into(), cause: "too long".into() };
+        let error = TokenizeError::from(failed).to_string();
+        assert_eq!(error, "tokenization failed: too long");
     }
 
     #[test]

@@ -109,12 +109,7 @@ fn the_live_stream_has_a_limit_on_viewers() {
 
 #[test]
 fn the_dashboard_is_served_without_a_token_and_loads_nothing_from_other_origins() {
-    let path = folder("page").join("wornpath.yaml");
-    let digest = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
-    let admin =
-        format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{digest}\"}}}}");
-    fs::write(&path, CONFIG.replace("listen: {admin: \"127.0.0.1:0\"}", &admin)).unwrap();
-    let server = TestServer::start(&path);
+    let server = with_token("page");
     let mut stream = TcpStream::connect(server.admin()).unwrap();
     let request =
         format!("GET / HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", server.admin());
@@ -322,14 +317,19 @@ fn the_log_level_can_be_changed() {
     assert_eq!(server.ask("PUT", "/log-level", r#"{"level": "loud"}"#).0, 422);
 }
 
-#[test]
-fn requests_without_the_token_are_refused() {
-    let path = folder("token").join("wornpath.yaml");
+/// A server whose admin plane needs the token `secret`.
+fn with_token(test: &str) -> TestServer {
+    let path = folder(test).join("wornpath.yaml");
     let digest = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let admin =
         format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{digest}\"}}}}");
     fs::write(&path, CONFIG.replace("listen: {admin: \"127.0.0.1:0\"}", &admin)).unwrap();
-    let server = TestServer::start(&path);
+    TestServer::start(&path)
+}
+
+#[test]
+fn requests_without_the_token_are_refused() {
+    let server = with_token("token");
     for headers in [&[][..], &[("authorization", "Bearer wrong")]] {
         for path in ["/pods", "/metrics", "/openapi.json", "/nothing"] {
             let (status, body) = call(server.admin(), "GET", path, headers, "");
@@ -348,6 +348,51 @@ fn cross_origin_requests_are_refused() {
         let (status, _) = call(server.admin(), "POST", "/pods/a/drain", &headers, "");
         assert_eq!(status, 401, "{headers:?}");
     }
+    let server = with_token("browser_token");
+    let page = [("authorization", "Bearer secret"), ("origin", "http://evil.example")];
+    assert_eq!(call(server.admin(), "POST", "/pods/a/drain", &page, "").0, 401);
+    assert_eq!(call(server.admin(), "POST", "/pods/a/drain", &page[..1], "").0, 200);
+}
+
+#[test]
+fn a_page_is_refused_before_its_body_is_read() {
+    let server = server("unread");
+    let mut stream = TcpStream::connect(server.admin()).unwrap();
+    write!(
+        stream,
+        "POST /pods HTTP/1.1\r\nhost: {}\r\norigin: http://evil.example\r\n\
+         content-type: application/json\r\ncontent-length: 1000\r\n\r\n",
+        server.admin()
+    )
+    .unwrap();
+    let mut status = String::new();
+    BufReader::new(stream).read_line(&mut status).unwrap();
+    assert!(status.starts_with("HTTP/1.1 401"), "{status}");
+}
+
+#[test]
+fn callers_without_the_token_do_not_lock_operators_out() {
+    let server = with_token("lockout");
+    let half_open: Vec<_> = (0..200)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.admin()).unwrap();
+            stream.write_all(b"GET /pods HTTP/1.1\r\nx-slow: ").unwrap();
+            stream
+        })
+        .collect();
+    let mut operator = TcpStream::connect(server.admin()).unwrap();
+    operator.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    write!(
+        operator,
+        "GET /pods HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer secret\r\n\r\n",
+        server.admin()
+    )
+    .unwrap();
+    let mut answer = BufReader::new(operator);
+    let mut status = String::new();
+    answer.read_line(&mut status).expect("an answer within a second");
+    assert!(status.starts_with("HTTP/1.1 200"), "{status}");
+    drop(half_open);
 }
 
 #[test]
@@ -364,6 +409,10 @@ fn a_body_without_the_json_content_type_is_refused() {
         assert_eq!(status, 415, "{form}: {answer}");
         assert!(answer.contains("/log-level takes `application/json`"), "{answer}");
     }
+    let (status, answer) = call(server.admin(), "PUT", "/log-level", &[], r#"{"level": "info"}"#);
+    assert_eq!(status, 415, "{answer}");
+    assert!(answer.contains("content-type is missing"), "{answer}");
+    assert_eq!(call(server.admin(), "POST", "/pods/a/drain", &[], "").0, 200, "no body, no type");
     assert_eq!(put("application/json; charset=utf-8").0, 200);
     let yaml = [("content-type", "application/yaml")];
     assert_eq!(call(server.admin(), "POST", "/profiles/check", &yaml, "pick: random").0, 200);

@@ -68,9 +68,10 @@ impl TestServer {
         self.context.admin.unwrap()
     }
 
-    /// Sends a request to the admin plane.
+    /// Sends a request to the admin plane, with the content type that its path takes.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let (status, text) = call(self.admin(), method, path, &[], body);
+        let kind = if path.ends_with("/check") { "application/yaml" } else { "application/json" };
+        let (status, text) = call(self.admin(), method, path, &[("content-type", kind)], body);
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 

@@ -4,7 +4,7 @@ use super::arguments::RunArguments;
 use anyhow::{Context, ensure};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use wornpath_jobs::{Disk, InputMark, RecordKind, ResultPaths, ResultPosition, places};
 
@@ -91,7 +91,10 @@ pub(super) fn put_in_order(
     let unordered = File::open(&paths.output)
         .with_context(|| format!("cannot read {}", paths.output.display()))?;
     let name = beside(ordered, ".ordering");
-    let file = File::create(&name).with_context(cannot_write)?;
+    let mut options = File::options();
+    // As the file that it replaces: prompts and answers are private.
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&name);
+    let file = file.with_context(cannot_write)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     let mut line = Vec::new();
     for position in positions {

@@ -50,9 +50,14 @@ pub(crate) struct ServeArguments {
     pub(super) admin: Option<SocketAddr>,
     /// API key that clients must send; `NAME=KEY` also names its tenant, and overrides the key of a
     /// tenant of that name in the file; may be repeated. A key that ends in `=` can be given
-    /// without a name if it is long, as base64 is
+    /// without a name if it is long, as base64 is. Other users of the machine see the options of a
+    /// process: prefer --api-key-file, or the variable
     #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
     pub(super) api_key: Vec<String>,
+    /// File with API keys that clients must send: one KEY or NAME=KEY per line; may be repeated. It
+    /// is read again at every reload
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Vec<PathBuf>,
     /// File with the API key for the pods of --pod, --prefill and --decode; replaces the key of the
     /// client
     #[arg(long, value_name = "FILE")]

@@ -75,6 +75,9 @@ fn an_upload_without_disk_space_gets_507_and_succeeds_later() {
         assert_eq!(error["type"], "server_error");
         assert_eq!(error["message"], "batch store is full; retry later");
     }
+    let log = small.gateway.log();
+    assert!(log.contains("disk full: cannot write"), "{log}");
+    assert_eq!(log.matches("disk full").count(), 1, "not with every request: {log}");
     assert_eq!(small.names("files"), BTreeSet::from([first.clone()]), "nothing is left of them");
     assert_eq!(small.call("GET", "/v1/files").json()["data"].as_array().unwrap().len(), 1);
     assert_eq!(small.call("DELETE", &format!("/v1/files/{first}")).status, 200);

@@ -54,8 +54,10 @@ impl Drop for Process {
 fn call(address: &str, method: &str, path: &str, body: &str) -> Option<(u16, String, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     let length = body.len();
+    let kind = if path.ends_with("/check") { "application/yaml" } else { "application/json" };
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         content-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
     );
     stream.write_all(format!("{head}{body}").as_bytes()).ok()?;
     let mut answer = String::new();

@@ -11,5 +11,6 @@ mod packaging;
 mod profiles;
 mod replay;
 mod run;
+mod secrets;
 #[path = "../support/mod.rs"]
 mod support;

@@ -8,6 +8,7 @@ mod churn;
 mod clients;
 mod edges;
 mod egress_policy;
+mod engine_headers;
 mod event_alerts;
 mod faults;
 mod flood;

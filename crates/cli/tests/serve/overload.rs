@@ -1,13 +1,15 @@
-//! Clients that mean no good, or far too much: ten thousand that never finish, fifty that send a
+//! Clients that mean no good, or far too much: thousands that never finish, fifty that send a
 //! hundred megabytes at once, requests for hours; and secrets that must not show anywhere.
 //! `WORNPATH_SOAK_SECONDS=3600` soaks for an hour.
 
 use crate::support::engines::{Engines, Exchange};
-use crate::support::gateway::{Gateway, folder};
+use crate::support::gateway::{Gateway, command, folder};
+use crate::support::recorder::Recorder;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,9 +23,11 @@ fn short_answer() -> Value {
 }
 
 #[test]
-fn ten_thousand_clients_with_unfinished_heads_block_no_client_and_time_out() {
-    const CLIENTS: usize = 10_000;
+fn thousands_of_clients_with_unfinished_heads_block_no_client_and_time_out() {
     let limit = getrlimit(Resource::Nofile);
+    // The gateway gives clients three eighths of the descriptors.
+    let allowed = limit.maximum.map_or(usize::MAX, |files| files as usize / 8 * 3);
+    let count = 10_000.min(allowed.saturating_sub(100));
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let engines = Engines::start(&[]);
     let text = format!(
@@ -33,8 +37,8 @@ fn ten_thousand_clients_with_unfinished_heads_block_no_client_and_time_out() {
     let gateway = Gateway::configured("loris", &text, 1);
     assert_eq!(gateway.post("/v1/completions", &short_answer()).status, 200);
     let before = resident(&gateway);
-    let mut clients = Vec::with_capacity(CLIENTS);
-    for number in 0..CLIENTS {
+    let mut clients = Vec::with_capacity(count);
+    for number in 0..count {
         let stream = TcpStream::connect(&gateway.address);
         let mut stream = stream.unwrap_or_else(|error| panic!("client {number}: {error}"));
         stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").unwrap();
@@ -45,7 +49,7 @@ fn ten_thousand_clients_with_unfinished_heads_block_no_client_and_time_out() {
     let took = started.elapsed();
     assert!(took < Duration::from_secs(2), "an honest client waited {took:?}");
     let grown = resident(&gateway) - before;
-    assert!(grown < 400.0, "{grown} MiB for {CLIENTS} clients that said nothing");
+    assert!(grown < 400.0, "{grown} MiB for {count} clients that said nothing");
     // A letter now and then does not keep the door open.
     for stream in &mut clients {
         let _ = stream.write_all(b"a");
@@ -62,8 +66,38 @@ fn ten_thousand_clients_with_unfinished_heads_block_no_client_and_time_out() {
         // Closed, or told why and closed.
         shown_out += usize::from(stream.read(&mut answer).is_ok());
     }
-    assert_eq!(shown_out, CLIENTS, "within thirty seconds of a limit of eight");
+    assert_eq!(shown_out, count, "within thirty seconds of a limit of eight");
     assert_eq!(gateway.post("/v1/completions", &short_answer()).status, 200);
+}
+
+#[test]
+fn few_file_descriptors_delay_clients_and_fail_none_of_them() {
+    const CLIENTS: usize = 120;
+    let engines = [Recorder::start(), Recorder::start(), Recorder::start()];
+    let mut arguments = vec!["--policy".to_owned(), "round-robin".to_owned()];
+    for engine in &engines {
+        engine.answer_after(Duration::from_millis(30));
+        arguments.extend(["--pod".to_owned(), format!("http://{}", engine.address)]);
+    }
+    arguments.extend(["--workers".to_owned(), "4".to_owned()]);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let plain = command(&arguments);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 128 && exec \"$@\"", "sh"]);
+    limited.arg(plain.get_program()).args(plain.get_args());
+    limited.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let gateway = Gateway::spawn(limited, &arguments, engines.len());
+    let statuses: Vec<_> = std::thread::scope(|scope| {
+        let ask = || {
+            let body = json!({"model": "m", "prompt": "how are you"});
+            (0..3).map(|_| gateway.post("/v1/completions", &body).status).collect::<Vec<_>>()
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(ask)).collect();
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let failed: Vec<_> = statuses.iter().filter(|status| **status != 200).collect();
+    assert!(failed.is_empty(), "{failed:?}: {}", gateway.log());
+    assert!(gateway.log().contains("open-file limit allows fewer client connections"));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::support::engines::Engines;
 use crate::support::gateway::{Gateway, folder};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -58,6 +59,8 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
     assert!(cached > 0);
     assert_eq!(ask("no other prompt has this prefix", true).status, 200);
     let (is_well, said) = ended(recorder);
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600, "only its owner can read it");
     assert!(is_well, "{said}");
     assert!(
         said.contains("13 requests recorded; skipped: 0 without a complete answer, 0 missed"),

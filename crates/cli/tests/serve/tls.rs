@@ -84,6 +84,11 @@ impl<'a> Caller<'a> {
 
     /// The answer's head and body, or what went wrong.
     fn get(&self, address: &str, path: &str) -> Result<String, String> {
+        self.send(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n"))
+    }
+
+    /// The same for a whole head.
+    fn send(&self, address: &str, head: &str) -> Result<String, String> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(self.versions)
             .unwrap()
@@ -97,8 +102,7 @@ impl<'a> Caller<'a> {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut stream = StreamOwned::new(connection, stream);
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let request = format!("{head}connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
         let mut answer = String::new();
         match stream.read_to_string(&mut answer) {
@@ -255,6 +259,38 @@ fn a_listener_with_client_certificates_requires_them_after_any_reload() {
             let known = Caller { shows: Some(&good), ..Caller::trusting(&ours) };
             assert!(known.get(address, asked).is_ok(), "{listen}: {asked}");
         }
+    }
+}
+
+#[test]
+fn a_page_in_the_browser_of_an_operator_with_a_certificate_is_refused() {
+    let ours = authority("ours");
+    let folder = workshop("operators_browser", &ours);
+    signed(&ours, "router.example", 2100).write(&folder, "server");
+    let tls = "tls: {certificate: server.pem, key: server.key, client_ca: ca.pem}";
+    let text = format!(
+        "listen: {{client: \"127.0.0.1:0\", admin: {{address: \"127.0.0.1:0\", {tls}}}}}\n\
+         pods: [{{url: \"http://127.0.0.1:1\"}}]\n"
+    );
+    let path = folder.join("wornpath.yaml");
+    fs::write(&path, text).unwrap();
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap(), "--admin", "127.0.0.1:0"], 0);
+    let admin = gateway.admin.clone().unwrap();
+    let good = signed(&ours, "operator", 2100);
+    let operator =
+        Caller { shows: Some(&good), calls_it: "router.example", ..Caller::trusting(&ours) };
+    for (headers, found) in [
+        ("host: router.example", "HTTP/1.1 200"),
+        ("host: 127.0.0.1", "HTTP/1.1 200"),
+        ("host: router.example\r\norigin: https://router.example", "HTTP/1.1 200"),
+        ("host: router.example\r\norigin: https://evil.example", "HTTP/1.1 401"),
+        ("host: router.example\r\nsec-fetch-site: cross-site", "HTTP/1.1 401"),
+        ("host: evil.example\r\norigin: https://evil.example", "HTTP/1.1 401"),
+        ("host: evil.example", "HTTP/1.1 401"),
+    ] {
+        let head = format!("GET /pods HTTP/1.1\r\n{headers}\r\n");
+        let answer = operator.send(&admin, &head).unwrap();
+        assert!(answer.starts_with(found), "{headers}: {answer}");
     }
 }
 

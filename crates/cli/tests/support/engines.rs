@@ -155,8 +155,11 @@ impl Exchange {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let length = body.len();
+        let is_typed = body.is_empty() || head.to_lowercase().contains("\r\ncontent-type:");
+        let kind = if is_typed { "" } else { "content-type: application/json\r\n" };
         // In one write: a server that refuses the head may close the connection before the rest.
-        let all = format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
+        let all =
+            format!("{head}{kind}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
         stream.write_all(all.as_bytes()).unwrap();
         Self { stream: BufReader::new(stream) }
     }

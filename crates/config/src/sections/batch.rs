@@ -72,6 +72,7 @@ fn store(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<BatchSt
             return None;
         }
     };
+    diagnostics.note_secret("postgres_file", &file);
     let read = diagnostics.environment.text(Path::new(&file)).map_err(|error| error.to_string());
     let address = read.and_then(|text| match BatchStoreSettings::at(text.trim()) {
         address @ BatchStoreSettings::Postgres(_) => Ok(address),

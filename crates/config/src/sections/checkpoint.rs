@@ -21,12 +21,20 @@ pub(crate) fn checkpoint(root: &Node, diagnostics: &mut Diagnostics) -> Option<C
         Section::of(Some(node), "checkpoint", node.span, CHECKPOINT, &mut diagnostics.problems);
     diagnostics.check_nonzero(&section, "every");
     let written: String = section.maybe("file")?;
-    let is_folder = diagnostics.environment.is_folder(Path::new(&written)) == Some(true);
-    let path = diagnostics.environment.output_path(Path::new(&written)).filter(|_| !is_folder);
+    let given = Path::new(&written);
+    let wrong_kind = if diagnostics.environment.is_folder(given) == Some(true) {
+        Some("which is a folder")
+    } else if diagnostics.environment.is_special(given) {
+        Some("which is not a regular file")
+    } else {
+        None
+    };
+    let path = diagnostics.environment.output_path(given).filter(|_| wrong_kind.is_none());
     let Some(file) = path else {
-        let why = if is_folder { "which is a folder" } else { "whose folder does not exist" };
+        let why = wrong_kind.unwrap_or("whose folder does not exist");
         let message = format!("`file` of `checkpoint` is `{written}`, {why}");
-        let kind = if is_folder { ProblemKind::BadParameter } else { ProblemKind::NotFound };
+        let is_wrong_kind = wrong_kind.is_some();
+        let kind = if is_wrong_kind { ProblemKind::BadParameter } else { ProblemKind::NotFound };
         let problem = Problem::new(kind, section.at("file"), message);
         diagnostics.problems.push(
             problem.cure(

@@ -247,6 +247,7 @@ fn key_file(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<Path
         .output_path(Path::new(&file))
         .unwrap_or_else(|| PathBuf::from(&file));
     diagnostics.files.push(PathBuf::from(&file));
+    diagnostics.note_secret("key_file", &file);
     match authorization(&path) {
         Ok(_) => Some(path),
         Err(error) => {

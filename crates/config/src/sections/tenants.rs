@@ -59,6 +59,7 @@ pub(crate) fn isolation(
     let section = Section::of(Some(node), "isolation", span, ISOLATION, &mut diagnostics.problems);
     let Some(file) = section.maybe::<String>("secret_file") else { return Some((span, None)) };
     let path = PathBuf::from(&file);
+    diagnostics.note_secret("secret_file", &file);
     let secret = match diagnostics.environment.text(&path) {
         Ok(text) => bytes(text.trim())
             .map(HashKey::new)

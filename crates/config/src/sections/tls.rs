@@ -67,6 +67,9 @@ pub(crate) fn pods(root: &Node, diagnostics: &mut Diagnostics) -> Option<PodTls>
 fn identity(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<ServerIdentity> {
     let chain = file(section, "certificate", diagnostics, ServerIdentity::chain);
     let key = file(section, "key", diagnostics, ServerIdentity::key);
+    if let Some(name) = section.maybe::<String>("key") {
+        diagnostics.note_secret("key", &name);
+    }
     Some(ServerIdentity::new(chain?, key?))
 }
 

@@ -3,9 +3,12 @@
 use super::format;
 use super::{CheckpointError, PodCheckpoint};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+/// The largest file that is read as a checkpoint: some hundred million blocks.
+const MAX_BYTES: u64 = 8 << 30;
 
 /// What a checkpoint contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,6 +33,9 @@ pub fn write(
     path: &Path,
     pods: impl Iterator<Item = Option<PodCheckpoint>>,
 ) -> io::Result<CheckpointSize> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(io::Error::other("it is not a regular file; give another path"));
+    }
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let mut options = File::options();
@@ -67,6 +73,15 @@ pub enum ReadError {
     /// The file system's error.
     #[error("cannot read the file: {0}")]
     Io(#[from] io::Error),
+    /// A device, a pipe or a folder.
+    #[error("it is not a regular file; give another path")]
+    NotAFile,
+    /// More bytes than a checkpoint has.
+    #[error("it has {bytes} bytes, and a checkpoint at most {MAX_BYTES}; remove it")]
+    TooLarge {
+        /// Its length.
+        bytes: u64,
+    },
     /// The bytes are not a valid checkpoint.
     #[error(transparent)]
     Format(#[from] CheckpointError),
@@ -77,9 +92,43 @@ pub enum ReadError {
 /// # Errors
 /// Why the file cannot be used. Callers start without it.
 pub fn read(path: &Path) -> Result<Vec<PodCheckpoint>, ReadError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(format::decode(&bytes)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
+    // Before it is opened: opening a pipe waits for its writer.
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    if !found.is_file() {
+        return Err(ReadError::NotAFile);
+    }
+    let bytes = found.len();
+    if bytes > MAX_BYTES {
+        return Err(ReadError::TooLarge { bytes });
+    }
+    let mut content = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut content)?;
+    Ok(format::decode(&content)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_of_a_bounded_size_are_read_or_replaced() {
+        let folder =
+            std::env::temp_dir().join(format!("wornpath-checkpoint-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let pipe = folder.join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.is_ok_and(|status| status.success()));
+        for special in [Path::new("/dev/zero"), &pipe, &folder] {
+            assert!(matches!(read(special), Err(ReadError::NotAFile)), "{}", special.display());
+            assert!(write(special, std::iter::empty()).is_err(), "{}", special.display());
+        }
+        let sparse = folder.join("sparse");
+        File::create(&sparse).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(matches!(read(&sparse), Err(ReadError::TooLarge { .. })));
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -15,16 +15,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 /// A snapshot of a hundred thousand blocks with their tokens, as sidecars write it, stays below
 /// this.
 const MAX_BODY_BYTES: usize = 32 << 20;
 /// How long a post may take, including the wait for buffer space.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-const MAX_CONNECTIONS: usize = 4096;
 /// Buffer space for all bodies being read, in KiB: eight of the largest.
 const MAX_BODIES_KIB: usize = 8 * MAX_BODY_BYTES / 1024;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,8 +30,6 @@ const MAX_STREAMS: u32 = 64;
 /// Interval and timeout of HTTP/2 keep-alive pings.
 #[cfg(feature = "grpc")]
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Delay after a failed accept, which is most likely for want of file descriptors.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves sidecars, and queues their reports for a [`Push`](super::Push).
 #[derive(Clone)]
@@ -59,28 +54,16 @@ impl PushService {
         Self { intake, bodies: Arc::new(Semaphore::new(MAX_BODIES_KIB)) }
     }
 
-    /// Serves until it is dropped.
-    pub async fn serve(self, listener: TcpListener, access: PushAccess) -> Infallible {
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
-                    let Ok((stream, _)) = accepted else {
-                        tokio::time::sleep(ACCEPT_RETRY).await;
-                        continue;
-                    };
-                    connections.spawn(self.clone().serve_connection(stream, access.clone()));
-                }
-                Some(_) = connections.join_next() => {}
-            }
-        }
-    }
-
-    /// Serves one connection until it closes. A connection that breaks is not an error of the
-    /// router.
+    /// Serves one connection until it closes. Calls `admitted` for every request that the access
+    /// rules allow. A connection that breaks is not an error of the router.
     #[cfg(not(feature = "grpc"))]
-    pub async fn serve_connection(self, stream: impl PushConnection, access: PushAccess) {
-        let service = service_fn(move |request| self.clone().route(request, access.clone()));
+    pub async fn serve_connection(
+        self,
+        stream: impl PushConnection,
+        access: PushAccess,
+        admitted: impl Fn() + Clone + Send + Sync + 'static,
+    ) {
+        let service = service_fn(|request| self.route(request, &access, &admitted));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
@@ -88,11 +71,22 @@ impl PushService {
         let _ = connection.await;
     }
 
-    /// Serves one connection until it closes: posts over HTTP/1, streams over HTTP/2. A connection
-    /// that breaks is not an error of the router.
+    /// Serves one connection until it closes: posts over HTTP/1, streams over HTTP/2. Calls
+    /// `admitted` for every request that the access rules allow. A connection that breaks is not an
+    /// error of the router.
     #[cfg(feature = "grpc")]
-    pub async fn serve_connection(self, stream: impl PushConnection, access: PushAccess) {
-        let service = service_fn(move |request| self.clone().route(request, access.clone()));
+    pub async fn serve_connection(
+        self,
+        stream: impl PushConnection,
+        access: PushAccess,
+        admitted: impl Fn() + Clone + Send + Sync + 'static,
+    ) {
+        let service = service_fn(move |request| {
+            let service = self.clone();
+            let access = access.clone();
+            let admitted = admitted.clone();
+            async move { service.route(request, &access, admitted).await }
+        });
         let mut server =
             hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
         server.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
@@ -107,44 +101,75 @@ impl PushService {
 
     #[cfg(not(feature = "grpc"))]
     async fn route(
-        self,
+        &self,
         request: Request<Incoming>,
-        access: PushAccess,
+        access: &PushAccess,
+        admitted: impl Fn(),
     ) -> Result<Response<ResponseBody>, Infallible> {
-        Ok(self.answer(request, &access).await)
+        Ok(match self.refusal(&request, access) {
+            None => {
+                admitted();
+                self.answer(request, access).await
+            }
+            Some(refusal) => refusal,
+        })
     }
 
     #[cfg(feature = "grpc")]
     async fn route(
         self,
         request: Request<Incoming>,
-        access: PushAccess,
+        access: &PushAccess,
+        admitted: impl Fn(),
     ) -> Result<Response<ResponseBody>, Infallible> {
         let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
-        if kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
+        let is_grpc = kind.is_some_and(|kind| kind.starts_with(b"application/grpc"));
+        match self.refusal(&request, access) {
+            None => admitted(),
+            // The stream's own answer says that the token is wrong, as gRPC does.
+            Some(refusal) if is_grpc && refusal.status() == StatusCode::UNAUTHORIZED => {}
+            Some(refusal) => return Ok(refusal.map(ResponseBody::Left)),
+        }
+        if is_grpc {
+            let intake = self.intake;
             let response =
-                super::streams::answer(self.intake, access, request, MAX_BODY_BYTES).await;
+                super::streams::answer(intake, access.clone(), request, MAX_BODY_BYTES).await;
             return Ok(response.map(ResponseBody::Right));
         }
-        Ok(self.answer(request, &access).await.map(ResponseBody::Left))
+        Ok(self.answer(request, access).await.map(ResponseBody::Left))
     }
 
-    /// Answers one post.
-    pub async fn answer<B>(&self, request: Request<B>, access: &PushAccess) -> Response<Full<Bytes>>
-    where
-        B: Body<Data = Bytes>,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    /// The response that refuses a request by its head, if it comes from a web page, or without a
+    /// token that allows to report on any pod.
+    fn refusal<B>(
+        &self,
+        request: &Request<B>,
+        access: &PushAccess,
+    ) -> Option<Response<Full<Bytes>>> {
+        if let Err(page) = access.check_page(request) {
+            return Some(error(page.status(), &page.to_string()));
+        }
+        let authorization = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
+        let is_admitted = self.intake.admits_any(access, authorization);
+        (!is_admitted).then(|| {
+            let message = "missing or wrong token; send `Authorization: Bearer TOKEN`";
+            error(StatusCode::UNAUTHORIZED, message)
+        })
+    }
+
+    /// Answers one admitted post.
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        access: &PushAccess,
+    ) -> Response<Full<Bytes>> {
         let (head, body) = request.into_parts();
         let authorization = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-        if !self.intake.admits_any(access, authorization) {
-            return error(
-                StatusCode::UNAUTHORIZED,
-                "missing or wrong token; send `Authorization: Bearer TOKEN`",
-            );
-        }
         if head.method != Method::POST {
             return error(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use POST");
+        }
+        if let Err(page) = access.check_content_type(&head.headers) {
+            return error(page.status(), &page.to_string());
         }
         let limit = MAX_BODY_BYTES as u64;
         let size = body.size_hint().upper().unwrap_or(limit).min(limit);

@@ -15,6 +15,7 @@ mod golden;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod hostile;
+mod listening;
 mod orders;
 #[path = "../peer/mod.rs"]
 mod peer;

@@ -6,12 +6,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use wornpath_events::{BlockIdScheme, FeedState};
 
+const JSON: &str = "content-type: application/json\r\n";
+
 impl PushRouter {
     /// Posts, and returns the status line and the body.
     async fn post(&self, path: &str, headers: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -22,7 +24,7 @@ impl PushRouter {
     }
 
     async fn tell(&self, path: &str, body: &str) -> serde_json::Value {
-        let (status, answer) = self.post(path, "", body).await;
+        let (status, answer) = self.post(path, JSON, body).await;
         assert_eq!(status, "HTTP/1.1 200 OK", "{answer}");
         serde_json::from_str(&answer).unwrap()
     }
@@ -103,4 +105,22 @@ async fn a_wrong_post_is_refused_with_the_reason() {
     assert_eq!(status, "HTTP/1.1 404 Not Found");
     let (status, _) = router.post("/events/bye", token, r#"{"pod": "pod"}"#).await;
     assert_eq!(status, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn a_web_page_on_the_routers_machine_cannot_post_events() {
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
+    let stored =
+        r#"{"pod": "pod", "stored": [{"hashes": [1], "tokens": [7, 7], "block_size": 2}]}"#;
+    let page = "content-type: application/json\r\norigin: http://evil.example\r\n";
+    let (status, answer) = router.post("/events/stored", page, stored).await;
+    assert!(status.contains("403") && answer.contains("web pages"), "{status} {answer}");
+    let form = "content-type: text/plain\r\n";
+    for untyped in [form, ""] {
+        let (status, answer) = router.post("/events/stored", untyped, stored).await;
+        assert!(status.contains("415") && answer.contains("application/json"), "{status} {answer}");
+    }
+    assert_eq!(router.count(), 0);
+    router.tell("/events/stored", stored).await;
+    router.until("a sidecar can", |router| router.count() == 1).await;
 }

@@ -1,5 +1,6 @@
 //! A router that pods report their events to, over HTTP or gRPC.
 
+use crate::listening::listen;
 use crate::wait::until;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ impl PushRouter {
             tokio::join!(consume(push, &fed, clock), run_timers(&fed, clock)).0;
         });
         tasks.spawn(async move {
-            service.serve(listener, access).await;
+            listen(service, listener, access).await;
         });
         Self { pods, id, clock, address, _tasks: tasks }
     }

@@ -10,7 +10,7 @@ use crate::fleet::checkpoint;
 use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
 use crate::http::router::respond;
-use crate::listener::set_user_timeout;
+use crate::listener::{Acceptor, set_user_timeout};
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
 use crate::watchdog::TaskName;
@@ -36,7 +36,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use wornpath_config::{GatewayLimits, Settings};
 use wornpath_events::{EventPods, run_timers};
-use wornpath_execution::run_coarse_timer;
+use wornpath_execution::{limit_idle_connections, run_coarse_timer};
 
 /// Why a gateway cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -227,13 +227,37 @@ async fn accept_until_shutdown(
     }
 }
 
-/// The shortest time between two log lines about failed accepts.
-const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// How the file descriptors of the process are shared. A client's request needs a connection to a
+/// pod, so clients get no more than pods; the rest is for what is open already, for idle connections
+/// to pods, and for probes, event sources and files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct DescriptorShares {
+    /// Connections of clients.
+    clients: usize,
+    /// Idle connections to pods.
+    idle: usize,
+}
 
-/// The soft limit of the process on open files.
-fn open_file_limit() -> usize {
-    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
+impl DescriptorShares {
+    /// Descriptors for what is opened for a moment, such as probes.
+    const SPARE: usize = 8;
+
+    const fn new(open_files: usize, in_use: usize) -> Self {
+        let idle = open_files / 8;
+        let needed = in_use + idle + Self::SPARE;
+        let quarter = open_files / 4;
+        let reserve = if needed > quarter { needed } else { quarter };
+        let clients = open_files.saturating_sub(reserve) / 2;
+        Self { clients: if clients == 0 { 1 } else { clients }, idle }
+    }
+
+    /// By the soft limit of the process on open files.
+    fn of_process() -> Self {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
+        let in_use = std::fs::read_dir("/dev/fd").map_or(64, Iterator::count);
+        Self::new(files, in_use)
+    }
 }
 
 /// The sending end of a worker's connection queue.
@@ -270,37 +294,24 @@ async fn assign(
 }
 
 async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<Gateway>) {
-    let open_files = open_file_limit();
+    let shares = DescriptorShares::of_process();
+    limit_idle_connections(shares.idle);
     let configured = gateway.settings().limits.connections;
-    // Connections to pods and everything else that is open need descriptors too.
-    let allowed = open_files - open_files / 4;
-    if open_files < configured {
+    if shares.clients < configured {
         tracing::warn!(
-            open_files,
             configured,
-            allowed,
-            "open-file limit is below `limits.connections`; raise it (`ulimit -n`, `LimitNOFILE`)"
+            allowed = shares.clients,
+            "the open-file limit allows fewer client connections than `limits.connections`; raise \
+             it (`ulimit -n`, `LimitNOFILE`)"
         );
     }
-    let mut logged_at = None;
+    let mut acceptor = Acceptor::new(Arc::new(listener), "client");
     let mut next = 0;
     loop {
-        while gateway.connections() >= gateway.settings().limits.connections.min(allowed) {
+        while gateway.connections() >= gateway.settings().limits.connections.min(shares.clients) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // No descriptor is free, or the client disconnected before it was accepted.
-                let now = gateway.now();
-                if logged_at.is_none_or(|then| now >= then + ACCEPT_LOG_INTERVAL) {
-                    logged_at = Some(now);
-                    tracing::warn!(%error, "cannot accept a client connection");
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                continue;
-            }
-        };
+        let stream = acceptor.accept().await;
         #[cfg(debug_assertions)]
         crate::fault::stick_accept();
         let user_timeout = gateway.settings().timeouts.between_bytes;
@@ -432,6 +443,16 @@ fn seed() -> u64 {
 mod tests {
     use super::*;
     use crate::watchdog::heartbeat::Threads;
+
+    #[test]
+    fn clients_get_no_more_descriptors_than_the_pods_that_answer_them() {
+        for (open_files, in_use, clients) in [(128, 30, 37), (1024, 30, 384), (64, 60, 1)] {
+            let shares = DescriptorShares::new(open_files, in_use);
+            assert_eq!(shares.clients, clients, "{open_files}");
+            let all = 2 * clients + shares.idle + in_use;
+            assert!(all <= open_files || clients == 1, "{open_files}: {all}");
+        }
+    }
 
     #[tokio::test]
     async fn connections_are_assigned_round_robin_but_not_to_stuck_or_full_workers() {

@@ -2,8 +2,9 @@
 //! clients may use.
 
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
-    HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ALT_SVC, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap,
+    HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE,
+    STRICT_TRANSPORT_SECURITY, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use wornpath_routing::{Name, PlanStep};
@@ -16,6 +17,7 @@ const AZURE_KEY: HeaderName = HeaderName::from_static("api-key");
 /// Marks a response for which a step of the plan failed or had no pod, and was skipped.
 pub(crate) const DEGRADED: HeaderName = HeaderName::from_static("x-wornpath-degraded");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
@@ -63,6 +65,19 @@ pub(crate) fn strip_request(headers: &mut HeaderMap) {
 /// Removes the headers that only the gateway may send to a client.
 pub(crate) fn strip_gateway_headers(headers: &mut HeaderMap) {
     for name in [POD, REASON, DEGRADED] {
+        headers.remove(name);
+    }
+}
+
+/// Removes the headers of an engine's response that would change what a browser does with the
+/// router's own origin: cookies, other addresses to connect to, and which pages may call it.
+pub(crate) fn strip_response(headers: &mut HeaderMap) {
+    for name in [SET_COOKIE, ALT_SVC, STRICT_TRANSPORT_SECURITY, CLEAR_SITE_DATA] {
+        headers.remove(name);
+    }
+    let is_cors = |name: &&HeaderName| name.as_str().starts_with("access-control-");
+    let cors: Vec<HeaderName> = headers.keys().filter(is_cors).cloned().collect();
+    for name in cors {
         headers.remove(name);
     }
 }

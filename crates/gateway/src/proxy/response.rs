@@ -38,6 +38,7 @@ pub(crate) fn respond(
     }
     headers::strip(&mut response_head.headers);
     headers::strip_gateway_headers(&mut response_head.headers);
+    headers::strip_response(&mut response_head.headers);
     summary.status = response_head.status.as_u16();
     let now = gateway.now();
     summary.first_byte = Some(now.since(arrived));

@@ -1,7 +1,6 @@
 //! Builds a described fleet: pods with loads, and an index of what they hold.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use wornpath_blocks::HashKey;
 use wornpath_index::Moment;
@@ -86,7 +85,7 @@ impl FleetSpec {
         let mut load = Vec::new();
         for described in &self.pods {
             let pod = FleetPod::new(index.add_pod()?, described.facts.clone());
-            described.add_load(&pod, Moment::at(now), &mut load);
+            described.add_load(&pod, now, &mut load);
             described.fill(&pod, &models, &index)?;
             pods.push(pod);
         }

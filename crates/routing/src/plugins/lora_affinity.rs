@@ -12,6 +12,7 @@ use wornpath_index::{Moment, PodId};
 use wornpath_yaml::{Parameter, Takes};
 
 use crate::fleet::Candidate;
+use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
@@ -37,7 +38,7 @@ const MAX_ADAPTERS: usize = 10_000;
 struct LoraAffinity {
     ttl: Duration,
     /// By adapter, the pods that got a request for it, and when they last did.
-    history: Mutex<HashMap<u64, Vec<(PodId, Moment)>>>,
+    history: Mutex<HashMap<Name, Vec<(PodId, Moment)>>>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
@@ -59,7 +60,7 @@ impl Score for LoraAffinity {
             *score = if serves { 0.5 } else { 0.0 };
         }
         let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        for (pod, when) in history.get(&lora.key()).into_iter().flatten() {
+        for (pod, when) in history.get(lora).into_iter().flatten() {
             let loaded = decision.now() < when.saturating_add(self.ttl);
             let pod = decision.fleet().find(*pod).filter(|_| loaded);
             // Candidates are in the order of the fleet.
@@ -76,10 +77,10 @@ impl Score for LoraAffinity {
         let pod = decision.pod(pod).id();
         let now = decision.now();
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        if history.len() >= MAX_ADAPTERS && !history.contains_key(&lora.key()) {
+        if history.len() >= MAX_ADAPTERS && !history.contains_key(lora) {
             history.clear();
         }
-        let pods = history.entry(lora.key()).or_default();
+        let pods = history.entry(lora.clone()).or_default();
         pods.retain(|(known, when)| *known != pod && now < when.saturating_add(self.ttl));
         pods.push((pod, now));
     }

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -10,15 +9,14 @@ use wornpath_events::{PodName, PodTokens, Push, PushAccess, PushService, TokenDi
 use wornpath_index::PodId;
 
 use crate::fleet::reload::RunningConfig;
-use crate::listener;
+use crate::listener::{Acceptor, Admission, ConnectionLimits, serve_connections, tls_handshake};
 use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
 use wornpath_config::tls::ListenerTls;
 use wornpath_config::{EventSource, EventSourceConfig, SourceKind};
 
-const MAX_CONNECTIONS: usize = 4096;
-/// Delay after a failed accept, such as when file descriptors run out.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Half of the connections are left to callers whose requests are allowed.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits { total: 4096, unadmitted: 2048 };
 
 /// Accepts events that sidecars push; never returns.
 pub async fn serve_pushes(
@@ -45,7 +43,7 @@ pub async fn serve_pushes(
     };
     tokio::select! {
         () = follow => {}
-        _ = listen(&running, &service, &listener, access) => {}
+        _ = listen(&running, &service, listener, access) => {}
         _ = consume(push, &events, running.pods().clock()) => {}
     }
 }
@@ -54,38 +52,36 @@ pub async fn serve_pushes(
 async fn listen(
     running: &Arc<RunningConfig>,
     service: &PushService,
-    listener: &TcpListener,
+    listener: Arc<TcpListener>,
     access: PushAccess,
 ) -> Infallible {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
-                let Ok((stream, _)) = accepted else {
-                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-                    continue;
-                };
-                let tls = running.pods().settings().tls.events.clone();
-                let serve = serve_connection(service.clone(), access.clone(), stream, tls);
-                connections.spawn(named("cache events of a sidecar", serve));
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
+    serve_connections(Acceptor::new(listener, "events"), CONNECTIONS, |stream, admission| {
+        let tls = running.pods().settings().tls.events.clone();
+        let connection =
+            SidecarConnection { service: service.clone(), access: access.clone(), admission };
+        named("cache events of a sidecar", connection.serve(stream, tls))
+    })
+    .await
 }
 
-/// Serves one connection until it closes.
-async fn serve_connection(
+/// A connection to the event listener.
+struct SidecarConnection {
     service: PushService,
     access: PushAccess,
-    stream: TcpStream,
-    tls: Option<ListenerTls>,
-) {
-    match tls {
-        None => service.serve_connection(stream, access).await,
-        Some(tls) => {
-            if let Some(stream) = listener::tls_handshake(stream, &tls).await {
-                service.serve_connection(stream, access).await;
+    admission: Admission,
+}
+
+impl SidecarConnection {
+    /// Serves it until it closes.
+    async fn serve(self, stream: TcpStream, tls: Option<ListenerTls>) {
+        let Self { service, access, admission } = self;
+        let admitted = move || admission.admit();
+        match tls {
+            None => service.serve_connection(stream, access, admitted).await,
+            Some(tls) => {
+                if let Some(stream) = tls_handshake(stream, &tls).await {
+                    service.serve_connection(stream, access, admitted).await;
+                }
             }
         }
     }
