@@ -15,6 +15,7 @@ mod batch_rules;
 mod builtin;
 mod config;
 mod diagnostics;
+mod engine_priority;
 mod env;
 mod reference;
 mod resolve;
@@ -29,6 +30,7 @@ mod watch;
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
+pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
 pub use reference::reference;
 pub use secret::{DigestError, KeyError, authorization};
@@ -40,8 +42,8 @@ pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
-    EventSource, GatewayLimits, KeyDigest, Listeners, ModelSettings, NamedProfile, OFFLINE,
-    PodSettings, RouteSettings, Settings, TelemetrySettings, TenantSettings,
+    EventSource, GatewayLimits, IsolationRules, KeyDigest, Listeners, ModelSettings, NamedProfile,
+    OFFLINE, PodSettings, RouteSettings, Settings, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

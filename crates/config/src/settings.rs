@@ -1,6 +1,7 @@
 //! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
+use crate::engine_priority::PriorityRange;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
@@ -39,6 +40,8 @@ pub struct Settings {
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
     pub sharing: CacheSharing,
+    /// What isolated tenants may send beyond what is known to be safe.
+    pub isolation: IsolationRules,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
     /// Staleness rules of cache events.
@@ -105,6 +108,7 @@ impl Default for Settings {
             routes: Vec::new(),
             tenants: Vec::new(),
             sharing: CacheSharing::Shared,
+            isolation: IsolationRules::default(),
             key: HashKey::DEFAULT,
             event_rules: FeedRules::default(),
             checkpoint: None,
@@ -302,6 +306,8 @@ pub struct TenantSettings {
     pub weight: u32,
     /// Maximum requests in flight or queued at a time.
     pub quota: Option<u32>,
+    /// The engine priorities it may use; without a range its requests have none of their own.
+    pub engine_priority: Option<PriorityRange>,
 }
 
 /// Whether tenants share cached prompts.
@@ -312,6 +318,16 @@ pub enum CacheSharing {
     Shared,
     /// Each tenant has its own salt, in the engines and in the index.
     Isolated,
+}
+
+/// What isolated tenants may send beyond what is known to be safe. The author of the configuration
+/// vouches that engines keep nothing across tenants by it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct IsolationRules {
+    /// Body fields: `name`, or `vllm_xargs.name` for one inside `vllm_xargs`.
+    pub allow_fields: Vec<String>,
+    /// Paths whose requests are forwarded without a salt and without a check.
+    pub allow_paths: Vec<String>,
 }
 
 /// Limits for clients, and capacities.

@@ -13,15 +13,21 @@ use wornpath_routing::queue::Priority;
 const MIN_BASE64_KEY: usize = 24;
 
 /// Adds the tenants of these keys: `KEY`, or `NAME=KEY`. A key without a name gets a number as its
-/// name. A tenant of the file gets the new key, and keeps its priority, weight and quota.
+/// name. A tenant of the file gets the new key, and keeps its priorities, weight and quota.
 pub(super) fn set(keys: &[String], tenants: &mut Vec<TenantSettings>) -> anyhow::Result<()> {
     let mut given = Vec::new();
     for (number, key) in (1..).zip(keys) {
         let (name, key) = split(key.trim(), number)?;
         let name: Name = name.map_or_else(|| format!("key-{number}"), str::to_owned).into();
         let key = KeyDigest(Sha256::digest(key.as_bytes()).into());
-        let plain =
-            TenantSettings { name, key, priority: Priority::NORMAL, weight: 1, quota: None };
+        let plain = TenantSettings {
+            name,
+            key,
+            priority: Priority::NORMAL,
+            weight: 1,
+            quota: None,
+            engine_priority: None,
+        };
         let listed = tenants.iter().find(|tenant| tenant.name == plain.name);
         given.push(listed.map_or(plain, |listed| TenantSettings { key, ..listed.clone() }));
     }
