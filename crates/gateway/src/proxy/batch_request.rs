@@ -7,10 +7,11 @@ use crate::proxy::decide::{Decided, decide};
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::Replanner;
 use crate::proxy::headers;
+use crate::proxy::isolation::isolate;
 use crate::proxy::parse::read_body;
 use crate::proxy::prepare::prepare;
 use crate::proxy::response::respond;
-use crate::proxy::tenancy::{replace_alias, salt};
+use crate::proxy::tenancy::replace_alias;
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -82,7 +83,7 @@ async fn run_stages(
     body.request.planned = Some(planned.pod);
     body.request.tenant = planned.tenant.cloned();
     replace_alias(&body, &mut call, &snapshot)?;
-    salt(summary.api, &mut body, &mut call, &settings)?;
+    isolate(&mut body, &mut call, &settings)?;
     if snapshot.knows(&body.request.model.base) {
         summary.model.clone_from(&body.request.model.base);
     }

@@ -7,12 +7,13 @@ use crate::proxy::decide::{Decided, decide};
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{Replanner, execute_one_step};
 use crate::proxy::ingress::{self, Ingress};
+use crate::proxy::isolation::isolate;
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
 use crate::proxy::quota::QuotaPermit;
 use crate::proxy::response::respond;
-use crate::proxy::tenancy::{acquire_quota, replace_alias, salt};
+use crate::proxy::tenancy::{acquire_quota, replace_alias};
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -113,7 +114,7 @@ async fn run_stages(
         body.request.tenant = Some(tenant.name.clone());
     }
     replace_alias(&body, &mut call, &snapshot)?;
-    salt(summary.api, &mut body, &mut call, &settings)?;
+    isolate(&mut body, &mut call, &settings)?;
     let routes = gateway.routes();
     let tenant = body.request.tenant.as_ref();
     let (name, profile) = routes.profile(call.path.path(), &body.request.model.base, tenant);

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | ingress | `ingress` | authenticates, checks the head, reads the body within its limit |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
-//! | tenancy | `tenancy` | quota, model aliases, cache isolation |
+//! | tenancy | `tenancy`, `isolation` | quota, model aliases, isolation |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
@@ -22,6 +22,7 @@ pub mod gateway;
 pub(crate) mod handle;
 pub mod headers;
 pub mod ingress;
+pub(crate) mod isolation;
 mod kv_lease;
 pub(crate) mod low_priority_pool;
 mod multi_step;
