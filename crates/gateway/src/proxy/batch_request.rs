@@ -4,6 +4,7 @@
 use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
 use crate::proxy::decide::{Decided, decide};
+use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::Replanner;
 use crate::proxy::headers;
@@ -83,6 +84,9 @@ async fn run_stages(
     body.request.planned = Some(planned.pod);
     body.request.tenant = planned.tenant.cloned();
     replace_alias(&body, &mut call, &snapshot)?;
+    if settings.batch.as_ref().is_none_or(|batch| batch.priority.is_none()) {
+        set_engine_priority(&body, &mut call, &settings)?;
+    }
     isolate(&mut body, &mut call, &settings)?;
     if snapshot.knows(&body.request.model.base) {
         summary.model.clone_from(&body.request.model.base);

@@ -4,6 +4,7 @@ use crate::dialect::Api;
 use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::decide::{Decided, decide};
+use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{Replanner, execute_one_step};
 use crate::proxy::ingress::{self, Ingress};
@@ -114,6 +115,7 @@ async fn run_stages(
         body.request.tenant = Some(tenant.name.clone());
     }
     replace_alias(&body, &mut call, &snapshot)?;
+    set_engine_priority(&body, &mut call, &settings)?;
     isolate(&mut body, &mut call, &settings)?;
     let routes = gateway.routes();
     let tenant = body.request.tenant.as_ref();

@@ -16,6 +16,10 @@ const AZURE_KEY: HeaderName = HeaderName::from_static("api-key");
 /// Marks a response for which a step of the plan failed or had no pod, and was skipped.
 pub(crate) const DEGRADED: HeaderName = HeaderName::from_static("x-wornpath-degraded");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// vLLM's header for the priority of a request.
+const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// SGLang's header for the same.
+const OTHER_PRIORITY: HeaderName = HeaderName::from_static("x-override-priority");
 /// vLLM's header that names a session.
 const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 /// Asks vLLM for the load of the whole engine.
@@ -96,6 +100,24 @@ pub(crate) fn replace_session(headers: &mut HeaderMap, replace: impl Fn(&str) ->
     let replaced = given.to_str().ok().map(replace);
     if let Some(Ok(session)) = replaced.map(|session| HeaderValue::from_str(&session)) {
         headers.insert(SESSION, session);
+    }
+}
+
+/// Removes the engine priority of a client, and returns vLLM's if it is a whole number.
+pub(crate) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
+    headers.remove(OTHER_PRIORITY);
+    whole_number(&headers.remove(PRIORITY)?)
+}
+
+fn whole_number(value: &HeaderValue) -> Option<i64> {
+    value.to_str().ok()?.trim().parse().ok()
+}
+
+/// Removes an engine priority that is not a whole number, or that is given twice.
+pub(crate) fn drop_malformed_priority(headers: &mut HeaderMap) {
+    let given: Vec<_> = headers.get_all(PRIORITY).iter().map(whole_number).collect();
+    if !matches!(given[..], [] | [Some(_)]) {
+        headers.remove(PRIORITY);
     }
 }
 

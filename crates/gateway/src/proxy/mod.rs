@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | ingress | `ingress` | authenticates, checks the head, reads the body within its limit |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
-//! | tenancy | `tenancy`, `isolation` | quota, model aliases, isolation |
+//! | tenancy | `tenancy`, `engine_priority`, `isolation` | quota, model aliases, priority, isolation |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
@@ -16,6 +16,7 @@
 
 pub mod batch_request;
 mod decide;
+mod engine_priority;
 pub mod error_response;
 mod execute;
 pub mod gateway;
