@@ -326,7 +326,7 @@ pub enum CacheSharing {
 pub struct IsolationRules {
     /// Body fields: `name`, or `vllm_xargs.name` for one inside `vllm_xargs`.
     pub allow_fields: Vec<String>,
-    /// Paths whose requests are forwarded without a salt and without a check.
+    /// Paths that are forwarded although engines are not known to keep tenants apart there.
     pub allow_paths: Vec<String>,
 }
 

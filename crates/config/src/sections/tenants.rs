@@ -26,7 +26,7 @@ pub(crate) const TENANT: &[Parameter] = &[
 pub(crate) const ISOLATION: &[Parameter] = &[
     Parameter::required("secret_file", Takes::Text, "File with 64 hexadecimal digits, the same for all routers of a cell; create one with `openssl rand -hex 32`."),
     Parameter::with_default("allow_fields", Takes::Texts, "[]", "Further body fields that tenants may send: `name`, or `vllm_xargs.name`. Name only fields by which engines keep nothing across requests. Fields that name blocks of a cache stay refused."),
-    Parameter::with_default("allow_paths", Takes::Texts, "[]", "Paths that are forwarded without a salt and without a check of the body, such as `/v1/audio/transcriptions` of a model without a prefix cache."),
+    Parameter::with_default("allow_paths", Takes::Texts, "[]", "Further paths that tenants may use, such as `/v1/audio/transcriptions` of a model without a prefix cache. A form is forwarded as it is; a JSON body gets the salt, and may have any field except those that name blocks of a cache."),
 ];
 
 pub(crate) fn tenants(root: &Node, diagnostics: &mut Diagnostics) -> Vec<TenantSettings> {

@@ -165,10 +165,26 @@ fn a_path_that_engines_do_not_salt_is_refused_unless_it_is_allowed() {
         let message = served.refused(path, JSON, body.to_string().as_bytes());
         assert!(message.contains(path) && message.contains("`isolation.allow_paths`"), "{message}");
     }
-    let allowed = Served::isolated(", allow_paths: [/v1/audio/transcriptions]");
-    let answer = allowed.send("key-a", "/v1/audio/transcriptions", &form, body);
+}
+
+#[test]
+fn at_an_allowed_path_a_form_passes_and_json_gets_the_salt() {
+    let served = Served::isolated(", allow_paths: [/v1/audio/transcriptions, /v1/messages]");
+    let form = [("content-type", "multipart/form-data; boundary=b")];
+    let body = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--\r\n";
+    let answer = served.send("key-a", "/v1/audio/transcriptions", &form, body);
     assert_eq!(answer.status, 200, "{}", answer.text);
-    assert_eq!(allowed.arrived().body, body);
+    assert_eq!(served.arrived().body, body);
+    let part = image(&json!("theirs"));
+    let mut body = json!({
+        "model": "m", "new": 1, "cache_salt": "theirs", "messages": [{"content": [part]}],
+    });
+    let arrived = served.forwarded("key-a", "/v1/messages", &body);
+    assert!(!arrived.to_string().contains("theirs") && arrived["new"] == 1, "{arrived}");
+    body["kv_transfer_params"] = json!({});
+    assert_eq!(served.post("key-a", "/v1/messages", &body).status, 400);
+    let not_json = served.send("key-a", "/v1/audio/transcriptions", JSON, b"\xef\xbb\xbf{}");
+    assert_eq!(not_json.status, 400, "{}", not_json.text);
 }
 
 #[test]

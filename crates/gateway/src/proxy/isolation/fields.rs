@@ -218,23 +218,24 @@ pub(super) static TOKENIZE: FieldTable = FieldTable {
 pub(super) static COUNT_TOKENS: FieldTable =
     FieldTable { plain: &["system", "thinking", "output_config", "betas"], media: &[] };
 
+/// All tables, for paths whose API is not known.
+pub(super) static ALL: [&FieldTable; 10] = [
+    &ANY,
+    &GENERATION,
+    &COMPLETIONS,
+    &CHAT_OPTIONS,
+    &CHAT,
+    &RESPONSES,
+    &POOLING,
+    &SCORING,
+    &TOKENIZE,
+    &COUNT_TOKENS,
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use wornpath_execution::transfer_fields;
-
-    const ALL: [&FieldTable; 10] = [
-        &ANY,
-        &GENERATION,
-        &COMPLETIONS,
-        &CHAT_OPTIONS,
-        &CHAT,
-        &RESPONSES,
-        &POOLING,
-        &SCORING,
-        &TOKENIZE,
-        &COUNT_TOKENS,
-    ];
 
     #[test]
     fn no_field_that_names_cached_blocks_is_allowed_anywhere() {

@@ -17,6 +17,7 @@ mod walk;
 
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::headers;
+use crate::proxy::multipart::Multipart;
 use crate::proxy::parse::ParsedBody;
 use bytes::Bytes;
 use fields::{ARGUMENTS, FieldTable, MEDIA_ID, Treatment, WITHOUT_MEDIA};
@@ -41,20 +42,21 @@ pub(crate) fn isolate(
     if settings.sharing != CacheSharing::Isolated {
         return Ok(());
     }
+    let path = call.path.path();
+    let allowed = AllowedFields::at(path, &settings.isolation)?;
     let tenant = body.request.tenant.as_ref().map_or("", Name::as_str);
-    let scope = TenantScope { key: &settings.key, tenant, rules: &settings.isolation };
+    let scope = TenantScope { key: &settings.key, tenant, allowed };
     headers::strip_engine_controls(&mut call.headers);
     headers::replace_session(&mut call.headers, |chosen| scope.id("session_id", chosen));
-    let path = call.path.path();
-    let Some(tables) = allowed_tables(path, &call.body, scope.rules)? else { return Ok(()) };
-    check_content_type(path, &call.headers)?;
-    if !call.body.is_empty() {
-        if !body.is_object {
-            check_is_object(&call.body)?;
-        }
-        call.body = rewrite(&call.body, tables, &scope)?;
-    }
     body.request.salt = Some(scope.salt());
+    if call.body.is_empty() || scope.allowed.is_path_vouched && is_form(&call.headers) {
+        return Ok(());
+    }
+    check_content_type(path, &call.headers)?;
+    if !body.is_object {
+        check_is_object(&call.body)?;
+    }
+    call.body = rewrite(&call.body, &scope)?;
     Ok(())
 }
 
@@ -65,17 +67,16 @@ pub(crate) fn isolated_body(
     tenant: &str,
 ) -> Result<Bytes, ErrorResponse> {
     let rules = IsolationRules::default();
-    let scope = TenantScope { key: &HashKey::DEFAULT, tenant, rules: &rules };
+    let allowed = AllowedFields::at(path, &rules)?;
     check_is_object(body)?;
-    let tables = allowed_tables(path, body, &rules)?.unwrap_or_default();
-    rewrite(body, tables, &scope)
+    rewrite(body, &TenantScope { key: &HashKey::DEFAULT, tenant, allowed })
 }
 
 /// A tenant, what is derived for it, and what it may send.
 struct TenantScope<'a> {
     key: &'a HashKey,
     tenant: &'a str,
-    rules: &'a IsolationRules,
+    allowed: AllowedFields<'a>,
 }
 
 impl TenantScope<'_> {
@@ -87,32 +88,47 @@ impl TenantScope<'_> {
     fn id(&self, kind: &str, chosen: &str) -> String {
         self.key.tenant_scoped(self.tenant, kind, chosen)
     }
+}
 
-    fn allows(&self, field: &str) -> bool {
-        self.rules.allow_fields.iter().any(|allowed| allowed == field)
+/// The fields that a tenant may send to one path.
+struct AllowedFields<'a> {
+    tables: &'static [&'static FieldTable],
+    further: &'a [String],
+    /// Whether the configuration vouches for the path, with whatever fields it has.
+    is_path_vouched: bool,
+}
+
+impl<'a> AllowedFields<'a> {
+    /// Refuses a path where engines are not known to keep tenants apart.
+    fn at(path: &str, rules: &'a IsolationRules) -> Result<Self, ErrorResponse> {
+        let further = &rules.allow_fields;
+        let (why, cure) = match paths::rule(path) {
+            Some(PathRule::Json(tables)) => {
+                return Ok(Self { tables, further, is_path_vouched: false });
+            }
+            Some(PathRule::Refused { why, cure }) => (why, cure),
+            None => {
+                ("it is not known whether engines keep tenants apart there", "use another path")
+            }
+        };
+        if rules.allow_paths.iter().any(|allowed| allowed == path) {
+            return Ok(Self { tables: &fields::ALL, further, is_path_vouched: true });
+        }
+        Err(ErrorResponse::bad(format!(
+            "tenants are isolated, so `{path}` is refused: {why}; {cure}, or add the path to \
+             `isolation.allow_paths`"
+        )))
+    }
+
+    fn has_further(&self, field: &str) -> bool {
+        self.is_path_vouched || self.further.iter().any(|allowed| allowed == field)
     }
 }
 
-/// The tables of a path whose body is checked; none if the configuration vouches for the path.
-fn allowed_tables(
-    path: &str,
-    body: &[u8],
-    rules: &IsolationRules,
-) -> Result<Option<&'static [&'static FieldTable]>, ErrorResponse> {
-    let (why, cure) = match paths::rule(path) {
-        Some(PathRule::Json(tables)) => return Ok(Some(tables)),
-        Some(PathRule::Bodiless) if body.is_empty() => return Ok(None),
-        Some(PathRule::Bodiless) => ("it takes no body", "send none"),
-        Some(PathRule::Refused { why, cure }) => (why, cure),
-        None => ("it is not known whether engines keep tenants apart there", "use another path"),
-    };
-    if rules.allow_paths.iter().any(|allowed| allowed == path) {
-        return Ok(None);
-    }
-    Err(ErrorResponse::bad(format!(
-        "tenants are isolated, so `{path}` is refused: {why}; {cure}, or add the path to \
-         `isolation.allow_paths`"
-    )))
+fn is_form(headers: &HeaderMap) -> bool {
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    let first = kinds.next().and_then(|kind| kind.to_str().ok());
+    first.is_some_and(|kind| Multipart::of(kind).is_some()) && kinds.next().is_none()
 }
 
 /// Refuses a body that an engine might not read as JSON. Without a content type engines do.
@@ -156,11 +172,7 @@ fn check_is_object(body: &[u8]) -> Result<(), ErrorResponse> {
 }
 
 /// The body with the tenant's salt and ids.
-fn rewrite(
-    body: &Bytes,
-    tables: &[&FieldTable],
-    scope: &TenantScope<'_>,
-) -> Result<Bytes, ErrorResponse> {
+fn rewrite(body: &Bytes, scope: &TenantScope<'_>) -> Result<Bytes, ErrorResponse> {
     let mut changes = Changes::default();
     let mut names = HashSet::new();
     for member in walk::members(body).map_err(malformed)? {
@@ -169,7 +181,7 @@ fn rewrite(
         if names.contains(name) {
             return Err(repeated(name));
         }
-        match allowed(name, name, fields::treatment(tables, name), value, scope)? {
+        match allowed(name, name, fields::treatment(scope.allowed.tables, name), value, scope)? {
             Treatment::Media => changes.scope_media(body, member.value, scope)?,
             Treatment::Arguments => {
                 let arguments = Bytes::copy_from_slice(value);
@@ -208,7 +220,7 @@ fn allowed(
         Some(treatment) => return Ok(treatment),
         None => "it is not known what engines do with it",
     };
-    if scope.allows(full) {
+    if scope.allowed.has_further(full) {
         return Ok(Treatment::Plain);
     }
     Err(ErrorResponse::bad(format!(
@@ -250,7 +262,7 @@ fn arguments_edit(
     let members = walk::members(arguments).map_err(|NotJson| {
         ErrorResponse::bad(format!("`{ARGUMENTS}` is no object; send an object or remove it"))
     })?;
-    let is_every_one_allowed = scope.allows(ARGUMENTS);
+    let is_every_one_allowed = scope.allowed.has_further(ARGUMENTS);
     let mut edits = Vec::new();
     let mut names = HashSet::new();
     for member in members {

@@ -11,8 +11,6 @@ pub(super) enum PathRule {
     /// Engines apply the `cache_salt` of the body, or keep nothing of it in a cache. The body is a
     /// JSON object with fields of these tables.
     Json(&'static [&'static FieldTable]),
-    /// There is no body.
-    Bodiless,
     /// Engines do not keep tenants apart there. A sentence says why, another what to do.
     Refused { why: &'static str, cure: &'static str },
 }
@@ -74,8 +72,9 @@ static PATHS: &[(&str, PathRule)] = &[
     ("/detokenize", PathRule::Json(&[&ANY, &TOKENIZE])),
     ("/v1/detokenize", PathRule::Json(&[&ANY, &TOKENIZE])),
     ("/v1/messages/count_tokens", PathRule::Json(&[&ANY, &CHAT_OPTIONS, &COUNT_TOKENS])),
-    ("/version", PathRule::Bodiless),
-    ("/get_model_info", PathRule::Bodiless),
+    // No body.
+    ("/version", PathRule::Json(&[])),
+    ("/get_model_info", PathRule::Json(&[])),
     ("/v1/messages", PathRule::Refused { why: NO_SALT, cure: "use `/v1/chat/completions`" }),
     ("/v2/embed", PathRule::Refused { why: NO_SALT, cure: "use `/v1/embeddings`" }),
     ("/encode", PathRule::Refused { why: NO_SALT, cure: "use `/v1/embeddings`" }),
