@@ -10,8 +10,8 @@ use wornpath_config::{Config, Environment, TEXT_PROFILE, builtin_profile};
 use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
-    ByteTokenizer, DecisionEnv, DecisionState, Fleet, FleetPod, Models, Outcome, PodFacts, Profile,
-    ProfileEnv, Recorder, Request, Rng, PodState,
+    ByteTokenizer, DecisionEnv, DecisionState, Fleet, FleetPod, Models, Outcome, PodFacts,
+    PodState, Profile, ProfileEnv, Recorder, Request, Rng,
 };
 
 const NOW: Duration = Duration::from_secs(3600);

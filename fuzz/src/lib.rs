@@ -12,6 +12,7 @@ mod config;
 mod engine_output;
 mod full_cache;
 mod index_ops;
+mod isolation;
 mod memory_disk;
 mod offline;
 mod simulation;
@@ -25,6 +26,7 @@ pub use config::{configuration, described_fleet, profile};
 pub use engine_output::{answer_stream, engine_metrics};
 pub use full_cache::full_cache;
 pub use index_ops::index_ops;
+pub use isolation::isolated_body;
 pub use offline::{batch_lines, prompts, result_log, store_journal};
 pub use simulation::{engine_profile, simulated_call, trace};
 pub use transports::{event_sources, grpc_report, zmtp_stream};
@@ -50,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     ("full_cache", full_cache),
     ("grpc_report", grpc_report),
     ("index_ops", index_ops),
+    ("isolated_body", isolated_body),
     ("profile", profile),
     ("prompts", prompts),
     ("push_request", push_request),

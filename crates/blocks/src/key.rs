@@ -31,8 +31,19 @@ impl HashKey {
     pub fn cache_salt(&self, tenant: &str) -> String {
         let mut mac = self.mac(b"cache salt");
         field(&mut mac, Some(tenant.as_bytes()));
-        let digest: [u8; 32] = mac.finalize().into_bytes().into();
-        digest[..16].iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect()
+        hex_digits(mac)
+    }
+
+    /// The name that engines get in place of one that a tenant chose, as 32 hex digits: the same
+    /// for the same choice of the tenant, and one that no other tenant can produce. `kind` says what
+    /// is named.
+    #[must_use]
+    pub fn tenant_scoped(&self, tenant: &str, kind: &str, chosen: &str) -> String {
+        let mut mac = self.mac(b"tenant scoped");
+        for part in [tenant, kind, chosen] {
+            field(&mut mac, Some(part.as_bytes()));
+        }
+        hex_digits(mac)
     }
 
     /// 192 bytes of key for a fast hash, different for every purpose.
@@ -81,6 +92,12 @@ pub(crate) fn field(mac: &mut Hmac<Sha256>, value: Option<&[u8]>) {
     }
 }
 
+/// The first 16 bytes of the digest, as hex digits.
+fn hex_digits(mac: Hmac<Sha256>) -> String {
+    let digest: [u8; 32] = mac.finalize().into_bytes().into();
+    digest[..16].iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect()
+}
+
 fn hex_digit(nibble: u8) -> char {
     char::from(if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 })
 }
@@ -88,6 +105,20 @@ fn hex_digit(nibble: u8) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_other_tenant_kind_or_key_leads_to_the_same_scoped_name() {
+        let other = HashKey::new([7; 32]);
+        let mut names = vec![other.tenant_scoped("a", "b", "c")];
+        for [tenant, kind, chosen] in
+            [["a", "b", "c"], ["ab", "", "c"], ["a", "", "bc"], ["", "ab", "c"], ["a", "b", ""]]
+        {
+            names.push(HashKey::DEFAULT.tenant_scoped(tenant, kind, chosen));
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 6);
+    }
 
     #[test]
     fn the_key_is_never_printed() {
@@ -99,5 +130,7 @@ mod tests {
     fn salts_are_stable_across_releases() {
         let salt = HashKey::DEFAULT.cache_salt("tenant-a");
         assert_eq!(salt, "8da96ca4a17a24d3aee714c2915c8b50");
+        let uuid = HashKey::DEFAULT.tenant_scoped("tenant-a", "uuid", "cat");
+        assert_eq!(uuid, "611f90f83511b7839b0fc58f77c7d3cc");
     }
 }

@@ -312,14 +312,17 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     settings.checkpoint = checkpoint::checkpoint(root, diagnostics);
     settings.tenants = tenants::tenants(root, diagnostics);
     let isolation = tenants::isolation(root, diagnostics);
-    if let Some((_, key)) = &isolation {
+    if let Some(isolation) = &isolation {
         settings.sharing = CacheSharing::Isolated;
-        settings.key.clone_from(key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
+        settings.isolation.clone_from(&isolation.rules);
+        settings
+            .key
+            .clone_from(isolation.key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
     }
     let scope = PodScope {
         models: &models,
         sources: &sources,
-        isolation: isolation.as_ref().map(|(span, _)| *span),
+        isolation: isolation.as_ref().map(|isolation| isolation.span),
         egress: &settings.egress_policy,
     };
     let pods = pods::pods(root, scope, diagnostics);

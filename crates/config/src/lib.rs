@@ -15,6 +15,7 @@ mod batch_rules;
 mod builtin;
 mod config;
 mod diagnostics;
+mod engine_priority;
 mod env;
 mod pod;
 mod reference;
@@ -29,6 +30,7 @@ mod watch;
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
+pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
@@ -42,7 +44,7 @@ pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
-    GatewayLimits, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings, Settings,
+    GatewayLimits, IsolationRules, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings, Settings,
     TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};

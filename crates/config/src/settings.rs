@@ -3,6 +3,7 @@
 use crate::batch_rules::BatchRules;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
+use crate::engine_priority::PriorityRange;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
     pub sharing: CacheSharing,
+    /// What isolated tenants may send beyond what is known to be safe.
+    pub isolation: IsolationRules,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
     /// Staleness rules of cache events.
@@ -107,6 +110,7 @@ impl Default for Settings {
             routes: Vec::new(),
             tenants: Vec::new(),
             sharing: CacheSharing::Shared,
+            isolation: IsolationRules::default(),
             key: HashKey::DEFAULT,
             event_rules: FeedRules::default(),
             checkpoint: None,
@@ -244,6 +248,8 @@ pub struct TenantSettings {
     pub weight: u32,
     /// Maximum requests in flight or queued at a time.
     pub quota: Option<u32>,
+    /// The engine priorities it may use; without a range its requests have none of their own.
+    pub engine_priority: Option<PriorityRange>,
 }
 
 /// Whether tenants share cached prompts.
@@ -254,6 +260,16 @@ pub enum CacheSharing {
     Shared,
     /// Each tenant has its own salt, in the engines and in the index.
     Isolated,
+}
+
+/// What isolated tenants may send beyond what is known to be safe. The author of the configuration
+/// vouches that engines keep nothing across tenants by it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct IsolationRules {
+    /// Body fields: `name`, or `vllm_xargs.name` for one inside `vllm_xargs`.
+    pub allow_fields: Vec<String>,
+    /// Paths that are forwarded although engines are not known to keep tenants apart there.
+    pub allow_paths: Vec<String>,
 }
 
 /// Limits for clients, and capacities.

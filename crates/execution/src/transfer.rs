@@ -72,14 +72,26 @@ impl Protocol {
     }
 }
 
-/// The top-level body fields of all protocols, each once.
+/// Fields of engines' own transfers, which no protocol here uses: of encoder caches, and of media by
+/// their hash.
+const OTHER_FIELDS: [&str; 6] = [
+    "ec_transfer_params",
+    "bootstrap_pair_key",
+    "encoder_urls",
+    "multi_modal_uuids",
+    "mm_hashes",
+    "mm_content_hashes",
+];
+
+/// The top-level body fields of all protocols, each once, and those of engines' own transfers.
 ///
-/// They name blocks of an engine's KV cache and where to load them from, so they pass between the
+/// They name blocks of an engine's cache and where to load them from, so they pass between the
 /// router and its engines only: a client that sets one could read another tenant's blocks.
 #[must_use]
 pub fn transfer_fields() -> &'static [&'static str] {
     static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
         let mut fields: Vec<_> = PROTOCOLS.iter().flat_map(|(_, it)| it.fields()).collect();
+        fields.extend(OTHER_FIELDS);
         fields.sort_unstable();
         fields.dedup();
         fields

@@ -5,6 +5,7 @@
 
 use crate::dialect::Api;
 use crate::observe::summary::Usage;
+use crate::proxy::isolation;
 use crate::proxy::multipart::{Multipart, MultipartEvent};
 use crate::proxy::parse::read;
 use crate::proxy::usage::UsageScan;
@@ -26,6 +27,13 @@ pub struct FormPart {
 #[must_use]
 pub fn client_body(api: Api, body: &Bytes) -> Option<(String, Request)> {
     read(api, body).ok().map(|parsed| (parsed.model, parsed.request))
+}
+
+/// The body that an engine gets at a path from an isolated tenant under the default key; none if
+/// the body is refused.
+#[must_use]
+pub fn isolated_body(path: &str, body: &Bytes, tenant: &str) -> Option<Bytes> {
+    isolation::isolated_body(path, body, tenant).ok()
 }
 
 /// The token usage that an answer in these chunks reports.

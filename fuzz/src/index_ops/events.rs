@@ -84,8 +84,8 @@ impl OwnedEvent {
             Form::Chained(parent) => {
                 self.storing(Content::Chained { parent, contents: &self.contents })
             }
-            Form::Named => self.storing(Content::Named),
-            Form::Native => self.storing(Content::Native),
+            Form::Named => self.storing(Content::KnownAliases),
+            Form::Native => self.storing(Content::IndexHashes),
         }
     }
 

@@ -52,15 +52,21 @@ pub(super) fn is_on_command_line(options: &[String], variable: Option<&str>) -> 
 }
 
 /// Adds the tenants of these keys. A key without a name gets a number as its name. A tenant of the
-/// file gets the new key, and keeps its priority, weight and quota.
+/// file gets the new key, and keeps its priorities, weight and quota.
 pub(super) fn set(keys: &[GivenKey], tenants: &mut Vec<TenantSettings>) -> anyhow::Result<()> {
     let mut given = Vec::new();
     for (number, GivenKey { from, text }) in (1..).zip(keys) {
         let (name, key) = split(text.trim(), from)?;
         let name: Name = name.map_or_else(|| format!("key-{number}"), str::to_owned).into();
         let key = KeyDigest(Sha256::digest(key.as_bytes()).into());
-        let plain =
-            TenantSettings { name, key, priority: Priority::NORMAL, weight: 1, quota: None };
+        let plain = TenantSettings {
+            name,
+            key,
+            priority: Priority::NORMAL,
+            weight: 1,
+            quota: None,
+            engine_priority: None,
+        };
         let listed = tenants.iter().find(|tenant| tenant.name == plain.name);
         given.push(listed.map_or(plain, |listed| TenantSettings { key, ..listed.clone() }));
     }

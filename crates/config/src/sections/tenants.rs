@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use wornpath_blocks::HashKey;
+use wornpath_execution::transfer_fields;
 use wornpath_routing::queue::Priority;
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes};
 
 use crate::diagnostics::Diagnostics;
 use crate::secret::bytes;
 use crate::section::{Section, maps};
-use crate::settings::TenantSettings;
+use crate::settings::{IsolationRules, TenantSettings};
 
 #[rustfmt::skip]
 pub(crate) const TENANT: &[Parameter] = &[
@@ -18,11 +19,14 @@ pub(crate) const TENANT: &[Parameter] = &[
     Parameter::with_default("priority", Takes::Whole(0, 7), "4", "Priority of its requests; 7 is the highest."),
     Parameter::with_default("weight", Takes::Whole(1, 1000), "1", "Fair-queueing weight: twice the weight gets twice the share while requests wait."),
     Parameter::optional("quota", Takes::Whole(1, 1 << 20), "Maximum requests in flight or queued at a time; more get 429."),
+    Parameter::optional("engine_priority", Takes::Text, "Range of the `priority` that its requests may have in engines, such as `0..10`; values outside of it become the nearest end. Without a range the `priority` and `x-vllm-priority` of its clients are removed. Only for engines with priority scheduling: vLLM with `--scheduling-policy priority` (a lower number is served earlier)."),
 ];
 
 #[rustfmt::skip]
 pub(crate) const ISOLATION: &[Parameter] = &[
     Parameter::required("secret_file", Takes::Text, "File with 64 hexadecimal digits, the same for all routers of a cell; create one with `openssl rand -hex 32`."),
+    Parameter::with_default("allow_fields", Takes::Texts, "[]", "Further body fields that tenants may send: `name`, or `vllm_xargs.name`. Name only fields by which engines keep nothing across requests. Fields that name blocks of a cache stay refused."),
+    Parameter::with_default("allow_paths", Takes::Texts, "[]", "Further paths that tenants may use, such as `/v1/audio/transcriptions` of a model without a prefix cache. A form is forwarded as it is; a JSON body gets the salt, and may have any field except those that name blocks of a cache."),
 ];
 
 pub(crate) fn tenants(root: &Node, diagnostics: &mut Diagnostics) -> Vec<TenantSettings> {
@@ -44,20 +48,54 @@ pub(crate) fn tenants(root: &Node, diagnostics: &mut Diagnostics) -> Vec<TenantS
             priority: u8::try_from(priority).ok().and_then(Priority::new).unwrap_or_default(),
             weight: section.or("weight", 1),
             quota: section.maybe("quota"),
+            engine_priority: section.parsed(
+                "engine_priority",
+                "write two whole numbers, such as `0..10`",
+                &mut diagnostics.problems,
+            ),
         });
     }
     tenants
 }
 
-/// The position of `isolation`, if it is enabled, and its secret, if it is valid.
-pub(crate) fn isolation(
-    root: &Node,
-    diagnostics: &mut Diagnostics,
-) -> Option<(Span, Option<HashKey>)> {
+/// The section `isolation`, which enables it.
+pub(crate) struct Isolation {
+    /// Its position.
+    pub(crate) span: Span,
+    /// Its secret, if it is valid.
+    pub(crate) key: Option<HashKey>,
+    pub(crate) rules: IsolationRules,
+}
+
+pub(crate) fn isolation(root: &Node, diagnostics: &mut Diagnostics) -> Option<Isolation> {
     let node = root.get("isolation")?;
     let span = node.span;
     let section = Section::of(Some(node), "isolation", span, ISOLATION, &mut diagnostics.problems);
-    let Some(file) = section.maybe::<String>("secret_file") else { return Some((span, None)) };
+    let rules = IsolationRules {
+        allow_fields: section.or("allow_fields", Vec::new()),
+        allow_paths: section.or("allow_paths", Vec::new()),
+    };
+    for (path, span) in section.texts("allow_paths") {
+        if !path.starts_with('/') {
+            let message = format!("`allow_paths` of `isolation` has `{path}`, which is no path");
+            let problem = Problem::new(ProblemKind::BadParameter, span, message);
+            diagnostics.problems.push(problem.cure("begin it with a slash"));
+        }
+    }
+    for (field, span) in section.texts("allow_fields") {
+        if transfer_fields().contains(&field.as_str()) {
+            let message = format!(
+                "`allow_fields` of `isolation` has `{field}`, which can name another tenant's blocks"
+            );
+            let problem = Problem::new(ProblemKind::Unsafe, span, message);
+            diagnostics.problems.push(problem.cure("remove it; only the router may send it"));
+        }
+    }
+    Some(Isolation { span, key: secret(&section, diagnostics), rules })
+}
+
+fn secret(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<HashKey> {
+    let file: String = section.maybe("secret_file")?;
     let path = PathBuf::from(&file);
     diagnostics.note_secret("secret_file", &file);
     let secret = match diagnostics.environment.text(&path) {
@@ -66,16 +104,13 @@ pub(crate) fn isolation(
             .map_err(|error| error.to_string().replace(" after `sha256:`", "")),
         Err(error) => Err(error.to_string()),
     };
-    match secret {
-        Ok(key) => Some((span, Some(key))),
-        Err(error) => {
-            let message = format!("invalid secret in `{file}`: {error}");
-            diagnostics.problems.push(
-                Problem::new(ProblemKind::BadParameter, section.at("secret_file"), message).cure(
-                    format!("write 64 hexadecimal digits to it: `openssl rand -hex 32 > {file}`"),
-                ),
-            );
-            Some((span, None))
-        }
+    if let Err(error) = &secret {
+        let message = format!("invalid secret in `{file}`: {error}");
+        diagnostics.problems.push(
+            Problem::new(ProblemKind::BadParameter, section.at("secret_file"), message).cure(
+                format!("write 64 hexadecimal digits to it: `openssl rand -hex 32 > {file}`"),
+            ),
+        );
     }
+    secret.ok()
 }

@@ -60,10 +60,16 @@ fn the_transfer_fields_are_those_of_the_engines() {
         transfer_fields(),
         [
             "bootstrap_host",
+            "bootstrap_pair_key",
             "bootstrap_port",
             "bootstrap_room",
             "disaggregated_params",
-            "kv_transfer_params"
+            "ec_transfer_params",
+            "encoder_urls",
+            "kv_transfer_params",
+            "mm_content_hashes",
+            "mm_hashes",
+            "multi_modal_uuids"
         ]
     );
 }

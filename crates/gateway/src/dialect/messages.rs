@@ -33,11 +33,6 @@ impl Dialect for Messages {
         true
     }
 
-    /// At this path vLLM drops unknown fields, and `cache_salt` is one of them.
-    fn takes_salt(&self) -> bool {
-        false
-    }
-
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
         let system = fields.remove("system");
         let messages = match fields.remove("messages") {

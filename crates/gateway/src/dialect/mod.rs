@@ -58,11 +58,6 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
-    /// Whether engines apply the `cache_salt` of the body.
-    fn takes_salt(&self) -> bool {
-        true
-    }
-
     /// The messages of a body and its other fields, where the API allows to parse them without
     /// building a tree of the whole body.
     fn take_messages(&self, body: &Bytes) -> Option<(Messages, Map<String, Value>)> {

@@ -5,16 +5,18 @@ use crate::dialect::Api;
 use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::decide::{Decided, decide};
+use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{Replanner, execute_one_step};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
 use crate::proxy::ingress::{self, Ingress};
+use crate::proxy::isolation::isolate;
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
 use crate::proxy::response::respond;
-use crate::proxy::tenancy::{acquire_quota, replace_alias, salt};
+use crate::proxy::tenancy::{acquire_quota, replace_alias};
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -122,7 +124,8 @@ async fn run_stages(
         body.request.tenant = Some(tenant.name.clone());
     }
     replace_alias(&body, &mut call, &snapshot)?;
-    salt(summary.api, &mut body, &mut call, &settings)?;
+    set_engine_priority(&body, &mut call, &settings)?;
+    isolate(&mut body, &mut call, &settings)?;
     let routes = gateway.routes();
     let tenant = body.request.tenant.as_ref();
     let (name, profile) = routes.profile(call.path.path(), &body.request.model.base, tenant);
@@ -246,7 +249,10 @@ async fn run_planned_stages(
     body.request.planned = Some(planned.pod);
     body.request.tenant = planned.tenant.cloned();
     replace_alias(&body, &mut call, &snapshot)?;
-    salt(summary.api, &mut body, &mut call, &settings)?;
+    if settings.batch.as_ref().is_none_or(|batch| batch.priority.is_none()) {
+        set_engine_priority(&body, &mut call, &settings)?;
+    }
+    isolate(&mut body, &mut call, &settings)?;
     if snapshot.knows(&body.request.model.base) {
         summary.model.clone_from(&body.request.model.base);
     }

@@ -18,6 +18,16 @@ const AZURE_KEY: HeaderName = HeaderName::from_static("api-key");
 pub(crate) const DEGRADED: HeaderName = HeaderName::from_static("x-wornpath-degraded");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
+/// vLLM's header for the priority of a request.
+const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// SGLang's header for the same.
+const OTHER_PRIORITY: HeaderName = HeaderName::from_static("x-override-priority");
+/// vLLM's header that names a session.
+const SESSION: HeaderName = HeaderName::from_static("x-session-id");
+/// Asks vLLM for the load of the whole engine.
+const LOAD_REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
+/// Headers that begin so replace fields of the body in SGLang.
+const OVERRIDE_PREFIX: &str = "x-override-";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
@@ -86,6 +96,43 @@ pub(crate) fn strip_response(headers: &mut HeaderMap) {
 pub(crate) fn strip_credentials(headers: &mut HeaderMap) {
     for name in [AUTHORIZATION, API_KEY, AZURE_KEY, COOKIE] {
         headers.remove(name);
+    }
+}
+
+/// Removes the headers by which a client steers or observes an engine beyond its own request.
+pub(crate) fn strip_engine_controls(headers: &mut HeaderMap) {
+    headers.remove(LOAD_REPORT);
+    let overrides: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(OVERRIDE_PREFIX)).cloned().collect();
+    for name in overrides {
+        headers.remove(name);
+    }
+}
+
+/// Replaces the session that a client names; one that is no text is removed.
+pub(crate) fn replace_session(headers: &mut HeaderMap, replace: impl Fn(&str) -> String) {
+    let Some(given) = headers.remove(SESSION) else { return };
+    let replaced = given.to_str().ok().map(replace);
+    if let Some(Ok(session)) = replaced.map(|session| HeaderValue::from_str(&session)) {
+        headers.insert(SESSION, session);
+    }
+}
+
+/// Removes the engine priority of a client, and returns vLLM's if it is a whole number.
+pub(crate) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
+    headers.remove(OTHER_PRIORITY);
+    whole_number(&headers.remove(PRIORITY)?)
+}
+
+fn whole_number(value: &HeaderValue) -> Option<i64> {
+    value.to_str().ok()?.trim().parse().ok()
+}
+
+/// Removes an engine priority that is not a whole number, or that is given twice.
+pub(crate) fn drop_malformed_priority(headers: &mut HeaderMap) {
+    let given: Vec<_> = headers.get_all(PRIORITY).iter().map(whole_number).collect();
+    if !matches!(given[..], [] | [Some(_)]) {
+        headers.remove(PRIORITY);
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | ingress | `ingress` | authenticates, checks the head, reads the body within its limit |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
-//! | tenancy | `tenancy` | quota, model aliases, cache isolation |
+//! | tenancy | `tenancy`, `engine_priority`, `isolation` | quota, model aliases, priority, isolation |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
@@ -15,12 +15,14 @@
 //! `handle` calls the stages up to the head of the answer; hyper polls the relay.
 
 mod decide;
+mod engine_priority;
 pub mod error_response;
 mod execute;
 pub mod gateway;
 pub mod handle;
 pub mod headers;
 pub mod ingress;
+pub(crate) mod isolation;
 pub(crate) mod low_priority_pool;
 mod multi_step;
 pub mod multipart;

@@ -114,22 +114,6 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
     Ok(ParsedBody { model, request, is_object: true })
 }
 
-/// Refuses a body into which no salt can be inserted although an engine may parse fields from it.
-///
-/// Engines are more lenient than RFC 8259: they accept `NaN`, other encodings and any depth, and
-/// take a body without a content type for JSON.
-pub(crate) fn check_can_be_salted(call: &StepCall) -> Result<(), ErrorResponse> {
-    let kind = call.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
-    let is_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
-    if call.body.is_empty() || !(is_json || call.body.trim_ascii_start().starts_with(b"{")) {
-        return Ok(());
-    }
-    serde_json::from_slice::<Value>(&call.body).map(|_| ()).map_err(|error| {
-        let cure = "tenants are isolated, so only JSON as in RFC 8259 is accepted";
-        ErrorResponse::bad(format!("the body is not JSON: {error}; {cure}"))
-    })
-}
-
 fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
     let tree = if api.dialect().renders_numbers() {
         parse_exact(body)
@@ -210,32 +194,6 @@ mod tests {
         };
         assert_eq!(messages[..], [json!({"role": "user", "content": "i"})]);
         assert_eq!(prompt(Api::at("/v1/embeddings"), json!({"input": "i"})), Prompt::default());
-    }
-
-    #[test]
-    fn a_body_is_refused_that_engines_may_parse_but_that_cannot_be_salted() {
-        let call = |kind: Option<&'static str>, body: &str| {
-            let mut headers = hyper::HeaderMap::new();
-            if let Some(kind) = kind {
-                headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-            }
-            let path = hyper::http::uri::PathAndQuery::from_static("/pooling");
-            let body = Bytes::from(body.to_owned());
-            check_can_be_salted(&StepCall { method: hyper::Method::POST, path, headers, body })
-        };
-        let nan = r#"{"cache_salt": "theirs", "x": NaN}"#;
-        let deep = format!(
-            "{{\"cache_salt\": \"theirs\", \"x\": {}{}}}",
-            "[".repeat(200),
-            "]".repeat(200)
-        );
-        for kind in [None, Some("application/json"), Some("Application/x+JSON"), Some("text/plain")]
-        {
-            assert!(call(kind, nan).is_err() && call(kind, &deep).is_err(), "{kind:?}");
-        }
-        assert!(call(Some("application/json"), "\u{feff}{}").is_err());
-        assert!(call(Some("multipart/form-data; boundary=x"), "--x").is_ok());
-        assert!(call(Some("application/json"), "[{}]").is_ok() && call(None, "").is_ok());
     }
 
     #[test]

@@ -1,14 +1,13 @@
-//! Tenancy: the quota of a tenant, aliases of models, and the isolation of prefix caches.
+//! Tenancy: the quota of a tenant, and aliases of models.
 
-use crate::dialect::Api;
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::parse::ParsedBody;
 use crate::proxy::gateway::QuotaPermit;
-use crate::proxy::parse::{self, ParsedBody};
 use crate::proxy::worker::Worker;
-use wornpath_config::{CacheSharing, Settings, TenantSettings};
-use wornpath_execution::{Edit, StepCall, splice, transfer_fields};
-use wornpath_routing::{Name, Rejection};
+use wornpath_config::TenantSettings;
+use wornpath_execution::{Edit, StepCall, splice};
+use wornpath_routing::Rejection;
 
 /// A permit of the tenant's quota; none if it has no quota.
 pub(crate) fn acquire_quota(
@@ -40,43 +39,6 @@ pub(crate) fn replace_alias(
         )));
     }
     set_field(call, "model", name.as_str())
-}
-
-/// Sets the tenant's salt, if tenants are isolated.
-///
-/// The salt of the client is replaced, and fields by which routers and engines transfer KV cache
-/// are refused: both could reach the blocks of another tenant.
-pub(crate) fn salt(
-    api: Api,
-    body: &mut ParsedBody,
-    call: &mut StepCall,
-    settings: &Settings,
-) -> Result<(), ErrorResponse> {
-    if settings.sharing != CacheSharing::Isolated {
-        return Ok(());
-    }
-    if !api.dialect().takes_salt() {
-        return Err(ErrorResponse::bad(
-            "tenants are isolated, and engines ignore `cache_salt` at `/v1/messages`; \
-             use `/v1/chat/completions`"
-                .to_owned(),
-        ));
-    }
-    if !body.is_object {
-        return parse::check_can_be_salted(call);
-    }
-    let fields = &body.request.fields;
-    if let Some(field) = transfer_fields().iter().find(|field| fields.contains_key(**field)) {
-        return Err(ErrorResponse::bad(format!(
-            "`{field}` is reserved for the router, because it can name another tenant's blocks; \
-             remove it"
-        )));
-    }
-    let tenant = body.request.tenant.as_ref().map_or("", Name::as_str);
-    let salt = settings.key.cache_salt(tenant);
-    set_field(call, "cache_salt", &salt)?;
-    body.request.salt = Some(salt);
-    Ok(())
 }
 
 fn set_field(call: &mut StepCall, field: &str, value: &str) -> Result<(), ErrorResponse> {
