@@ -45,6 +45,8 @@ pub(crate) struct Batches {
     /// requires reading the input.
     pub(crate) closing_slots: Semaphore,
     pub(crate) readers: Arc<Semaphore>,
+    /// Held while a batch is checked against the quotas and added.
+    pub(crate) creating: tokio::sync::Mutex<()>,
     pub(crate) uploads: Semaphore,
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) storage_quotas: StorageQuotas,

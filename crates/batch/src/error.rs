@@ -26,7 +26,8 @@ pub enum BatchesError {
 }
 
 /// An error response.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}")]
 pub(crate) struct BatchError {
     status: StatusCode,
     message: String,

@@ -44,6 +44,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         run_slots: Semaphore::new(MAX_RUNNING),
         closing_slots: Semaphore::new(1),
         readers: Arc::new(Semaphore::new(READERS)),
+        creating: tokio::sync::Mutex::default(),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         storage_quotas: StorageQuotas::default(),

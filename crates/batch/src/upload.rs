@@ -2,6 +2,7 @@
 
 use crate::batches::{Batches, UPLOADS};
 use crate::error::BatchError;
+use crate::quota::check_entry_quota;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -93,6 +94,7 @@ async fn receive(
     })?;
     let _permit =
         batches.uploads.try_acquire().map_err(|_| BatchError::busy("uploads", UPLOADS))?;
+    check_entry_quota(batches, owner).await?;
     let time = batches.worker.gateway().settings().limits.body_time;
     let mut reservation = batches.storage_quotas.begin(owner);
     let tenant = owner.to_owned();

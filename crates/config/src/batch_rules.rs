@@ -42,6 +42,8 @@ pub struct BatchQuota {
     pub bytes: u64,
     /// Unfinished batches.
     pub batches: usize,
+    /// Total size of the entries of its files and batches, ended ones included.
+    pub entries: u64,
 }
 
 /// Rules of the batch service.
@@ -78,7 +80,7 @@ impl BatchRules {
             window: NonZeroUsize::new(128).expect("128 is not zero"),
             block_size: NonZeroUsize::new(16).expect("16 is not zero"),
             priority: None,
-            quota: BatchQuota { bytes: 64 << 30, batches: 1_000 },
+            quota: BatchQuota { bytes: 64 << 30, batches: 1_000, entries: 64 << 20 },
             planning_memory: 64 << 20,
             keep: Duration::from_secs(30 * 86_400),
         }

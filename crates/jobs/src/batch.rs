@@ -133,6 +133,16 @@ pub struct NewBatch {
     pub metadata: Option<Map<String, Value>>,
 }
 
+/// The most characters of a shown problem. A message may quote a line, and the journal keeps it.
+const MOST_SHOWN: usize = 512;
+
+fn shortened(message: &str) -> String {
+    match message.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
+}
+
 impl Batch {
     /// A batch that is not validated yet.
     #[must_use]
@@ -207,7 +217,7 @@ impl Batch {
         self.reach(BatchStatus::Failed, now)?;
         let shown = |(line, problem): &(Option<usize>, LineProblem)| ShownProblem {
             code: problem.code.to_owned(),
-            message: problem.message.clone(),
+            message: shortened(&problem.message),
             param: problem.param.map(str::to_owned),
             line: *line,
         };
@@ -310,6 +320,17 @@ mod tests {
         let json = batch.to_json();
         assert_eq!((&json["in_progress_at"], &json["completed_at"]), (&json!(101), &json!(106)));
         assert_eq!((&json["cancelled_at"], &json["expires_at"]), (&Value::Null, &json!(86_500)));
+    }
+
+    #[test]
+    fn a_problem_that_quotes_a_long_line_is_shortened() {
+        let mut batch = batch();
+        let message = "é".repeat(1 << 20);
+        let problem = LineProblem { code: "duplicate_custom_id", message, param: None };
+        batch.fail(&[(Some(1), problem)], 101).unwrap();
+        let json = batch.to_json();
+        let shown = json["errors"]["data"][0]["message"].as_str().unwrap();
+        assert_eq!(shown, format!("{}…", "é".repeat(512)));
     }
 
     #[test]

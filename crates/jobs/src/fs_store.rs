@@ -5,14 +5,16 @@
 //! names it and removed after the journal has dropped it, so a crash leaves at most orphans, which
 //! are removed when the store is opened. The journal has its first frame before there is any file:
 //! an empty one next to files means that the journal was lost, and the store is refused. The
-//! progress of a running batch is in its results alone. When most entries of the journal are
-//! outdated, it is compacted ([`Journal::replace`]).
+//! progress of a running batch is in its results alone. When most of the journal is outdated, it
+//! is compacted ([`Journal::replace`]): at the start, by the sweep, and at once if it has grown to
+//! several times what counts.
 //!
 //! Limit: the folder belongs to one process, so a lease always covers a whole batch, and lasts
 //! until the next.
 
 mod open_files;
 mod removal;
+mod state;
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::disk::{Disk, StoredFile};
@@ -22,32 +24,20 @@ use crate::results::{InputMark, ResultPaths, Results};
 use crate::store::{BatchState, FileEntry, Lease, Store};
 use crate::store_error::StoreError;
 use open_files::OpenFiles;
-use serde::{Deserialize, Serialize};
+use state::{JournalEntry, StoreState};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A change in the journal.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum JournalEntry {
-    /// The first entry of a journal.
-    Founded,
-    File(FileEntry),
-    Batch(Box<Batch>),
-    Begun(String, InputMark),
-    /// A file was removed.
-    Gone(String),
-    /// The results of a batch were removed, and the batch is kept.
-    Dropped(String),
-    /// A batch was removed, with its results and their files.
-    Forgotten(String),
-}
-
-/// The outdated entries that a journal may have before it is compacted.
+/// The outdated entries and bytes that a journal may have before it is compacted.
 const COMPACTION_SLACK: usize = 1_000;
+const COMPACTION_SLACK_BYTES: u64 = 1 << 20;
+/// How many times the bytes that count a journal may have, before the sweep compacts it,
+const OUTDATED: u64 = 2;
+/// and before the change that makes it so long does.
+const OUTGROWN: u64 = 4;
 
 /// A store in a local folder.
 pub struct FsStore {
@@ -57,6 +47,7 @@ pub struct FsStore {
 }
 
 struct StoreInner {
+    disk: Arc<dyn Disk>,
     journal: Journal,
     state: StoreState,
     /// Of batches that have not ended and were accessed since the start.
@@ -67,88 +58,40 @@ struct StoreInner {
     opened: OpenFiles<dyn StoredFile>,
 }
 
-#[derive(Default)]
-struct StoreState {
-    files: BTreeMap<String, FileEntry>,
-    batches: BTreeMap<String, Batch>,
-    /// The input of each batch that has results.
-    begun: BTreeMap<String, InputMark>,
-}
-
 impl std::fmt::Debug for FsStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "FsStore({})", self.folder.display())
     }
 }
 
-impl StoreState {
-    fn apply(&mut self, change: JournalEntry) {
-        match change {
-            JournalEntry::Founded => {}
-            JournalEntry::File(file) => drop(self.files.insert(file.id.clone(), file)),
-            JournalEntry::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
-            JournalEntry::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
-            JournalEntry::Gone(file) => drop(self.files.remove(&file)),
-            JournalEntry::Dropped(batch) => drop(self.begun.remove(&batch)),
-            JournalEntry::Forgotten(batch) => {
-                self.batches.remove(&batch);
-                self.begun.remove(&batch);
-                self.files.retain(|_, file| file.of.as_ref().is_none_or(|(of, _)| *of != batch));
-            }
-        }
-    }
-
-    /// The shortest journal with this state.
-    fn changes(&self) -> Vec<JournalEntry> {
-        let files = self.files.values().cloned().map(JournalEntry::File);
-        let batches =
-            self.batches.values().cloned().map(|batch| JournalEntry::Batch(Box::new(batch)));
-        let begun =
-            self.begun.iter().map(|(batch, mark)| JournalEntry::Begun(batch.clone(), *mark));
-        std::iter::once(JournalEntry::Founded).chain(files).chain(batches).chain(begun).collect()
-    }
-
-    fn entries(&self) -> usize {
-        self.files.len() + self.batches.len() + self.begun.len()
-    }
-
-    fn file(&self, id: &str) -> Result<&FileEntry, StoreError> {
-        self.files.get(id).ok_or_else(|| StoreError::Missing(format!("file `{id}`")))
-    }
-
-    fn batch(&self, id: &str) -> Result<&Batch, StoreError> {
-        self.batches.get(id).ok_or_else(|| StoreError::Missing(format!("batch `{id}`")))
-    }
-
-    fn leased(&self, lease: &Lease) -> Result<&Batch, StoreError> {
-        let batch = self.batch(&lease.batch)?;
-        if batch.epoch != lease.epoch || batch.status().is_final() {
-            return Err(StoreError::Fenced(lease.batch.clone()));
-        }
-        Ok(batch)
-    }
-}
-
 impl StoreInner {
     /// Appends a change to the journal, and only then applies it.
     fn commit(&mut self, change: JournalEntry) -> Result<(), StoreError> {
-        self.journal.append(&json(&change))?;
+        self.journal.append(&change.json())?;
         self.state.apply(change);
+        if self.is_longer(OUTGROWN) {
+            // The change counts, whether or not the journal can be shortened now. The next one
+            // tries again.
+            let _ = self.compact();
+        }
         Ok(())
     }
 
-    /// Compacts the journal if most of its entries are outdated.
-    fn compact(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
-        if self.journal.frames() <= 2 * self.state.entries() + COMPACTION_SLACK {
-            return Ok(());
-        }
-        let entries: Vec<_> = self.state.changes().iter().map(json).collect();
-        self.journal.replace(disk, &entries)
+    /// Compacts the journal if most of its entries or bytes are outdated.
+    fn compact_outdated(&mut self) -> Result<(), StoreError> {
+        let is_outdated = self.journal.frames() > 2 * self.state.entries() + COMPACTION_SLACK;
+        if is_outdated || self.is_longer(OUTDATED) { self.compact() } else { Ok(()) }
     }
-}
 
-fn json(change: &JournalEntry) -> Vec<u8> {
-    serde_json::to_vec(change).expect("entries are always JSON")
+    /// Whether the journal has more than so many times the bytes that count.
+    fn is_longer(&self, times: u64) -> bool {
+        self.journal.bytes() > times * self.state.bytes() + COMPACTION_SLACK_BYTES
+    }
+
+    fn compact(&mut self) -> Result<(), StoreError> {
+        let entries: Vec<_> = self.state.changes().map(|entry| entry.json()).collect();
+        self.journal.replace(&*self.disk, &entries)
+    }
 }
 
 impl FsStore {
@@ -167,13 +110,14 @@ impl FsStore {
             Ok(())
         })?;
         let mut inner = StoreInner {
+            disk: Arc::clone(&disk),
             journal,
             state,
             results: BTreeMap::new(),
             ended: OpenFiles::default(),
             opened: OpenFiles::default(),
         };
-        inner.compact(&*disk)?;
+        inner.compact_outdated()?;
         let store = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
         store.begin_journal()?;
         store.remove_orphans()?;
@@ -343,6 +287,10 @@ impl Store for FsStore {
             (other.created_at(), &other.id).cmp(&(one.created_at(), &one.id))
         });
         batches.into_iter().map(|batch| self.with_counts(&mut inner, batch)).collect()
+    }
+
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError> {
+        Ok(self.lock().state.bytes_of(owner))
     }
 
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {

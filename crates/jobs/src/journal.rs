@@ -62,6 +62,11 @@ impl Journal {
         self.frames
     }
 
+    /// The bytes of its frames.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.end
+    }
+
     /// Replaces the journal by one with these payloads; a crash leaves the one or the other. After
     /// an error the journal is unchanged.
     pub(crate) fn replace(

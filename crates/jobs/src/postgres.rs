@@ -117,6 +117,10 @@ impl Store for Postgres {
         self.pool.with(async |client| batches::of_owner(client, owner).await)
     }
 
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError> {
+        self.pool.with(async |client| batches::entry_bytes(client, owner).await)
+    }
+
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
         self.pool.with(async |client| {
             leases::register(client, self.runner()).await?;

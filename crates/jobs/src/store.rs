@@ -145,6 +145,13 @@ pub trait Store: Send + Sync {
     /// If the store is unreachable.
     fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError>;
 
+    /// The bytes of the entries of an owner's files and batches, ended ones included: names,
+    /// metadata, states. Their contents and results do not count.
+    ///
+    /// # Errors
+    /// If the store is unreachable.
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError>;
+
     /// All batches that have not ended, of all owners. The caller counts as a runner for one lease
     /// term, so that the others leave it a share.
     ///

@@ -14,6 +14,7 @@ mod large_lines;
 mod models;
 mod prefix_match;
 mod priority;
+mod quotas;
 mod reload;
 mod roles;
 #[cfg(feature = "postgres")]

@@ -62,6 +62,14 @@ pub(super) async fn of_owner(client: &Client, owner: &str) -> Result<Vec<Batch>,
     client.query(&text, &[&owner]).await?.iter().map(full).collect()
 }
 
+/// The bytes of the entries of an owner, of files too.
+pub(super) async fn entry_bytes(client: &Client, owner: &str) -> Result<u64, StoreError> {
+    let text = "SELECT coalesce(sum(octet_length(entry)), 0) FROM \
+                (SELECT entry FROM wornpath_files WHERE owner = $1 \
+                 UNION ALL SELECT entry FROM wornpath_batches WHERE owner = $1) AS entries";
+    Ok(unsigned(client.query_one(text, &[&owner]).await?.get(0)))
+}
+
 pub(super) async fn unfinished(client: &Client) -> Result<Vec<Batch>, StoreError> {
     let text = format!("SELECT {COLUMNS} FROM wornpath_batches WHERE ended_at IS NULL ORDER BY id");
     client.query(&text, &[]).await?.iter().map(full).collect()
