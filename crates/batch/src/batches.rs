@@ -1,5 +1,6 @@
 //! The state of the batch service, shared by its calls and its tasks.
 
+use crate::damage::DamageLog;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
 use crate::storage_quota::StorageQuotas;
@@ -51,6 +52,7 @@ pub(crate) struct Batches {
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) storage_quotas: StorageQuotas,
     pub(crate) overview: Overview,
+    pub(crate) damage: DamageLog,
     /// Batch requests in flight on each pod, over all batches.
     pub(crate) offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
     /// The limits of those, which follow the online load, per model.
@@ -116,6 +118,7 @@ impl Batches {
         let store = Arc::clone(&self.store);
         let called =
             self.worker.gateway().pods().background().spawn_blocking(move || call(&*store));
-        called.await.map_err(|error| StoreError::Unreachable(error.to_string()))?
+        let called = called.await.map_err(|error| StoreError::Unreachable(error.to_string()))?;
+        called.inspect_err(|error| self.damage.note(error))
     }
 }

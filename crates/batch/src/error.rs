@@ -91,6 +91,12 @@ impl From<StoreError> for BatchError {
             StoreError::Missing(_) => StatusCode::NOT_FOUND,
             StoreError::Conflict(_) | StoreError::Fenced(_) => StatusCode::CONFLICT,
             StoreError::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // It was logged, and names no path of this machine.
+            StoreError::DamagedFile { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            StoreError::Damaged { .. } => {
+                let message = "stored data is damaged; see the gateway's log".to_owned();
+                return Self::new(StatusCode::INTERNAL_SERVER_ERROR, message);
+            }
             _ => {
                 // The error may contain paths of this machine, so the client does not see it.
                 tracing::error!(%error, "batch store failed");

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod damage;
+mod download;
 mod eligible_pods;
 mod engines;
 mod error;

@@ -1,13 +1,8 @@
-//! Paginated lists, and streamed file content.
+//! Paginated lists.
 
-use crate::batches::{Batches, DOWNLOADS};
 use crate::error::BatchError;
-use bytes::Bytes;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use tokio::sync::mpsc;
-use wornpath_gateway::watchdog::heartbeat::named;
-use wornpath_jobs::{Batch, FileEntry, Store, StoreError};
+use wornpath_jobs::{Batch, FileEntry};
 
 /// Default and maximum page size.
 #[derive(Clone, Copy)]
@@ -21,11 +16,6 @@ pub(crate) const OF_BATCHES: ListPages = ListPages { usual: 20, most: 100 };
 pub(crate) const OF_FILES: ListPages = ListPages { usual: 10_000, most: 10_000 };
 /// Maximum bytes of a page with more than one item. Clients continue after its last item.
 const PAGE_BYTES: usize = 1 << 20;
-/// Bytes of one read.
-const PIECE: usize = 256 << 10;
-/// Bytes of one chunk to the client: small, so that a slow client makes visible progress.
-const PART: usize = 32 << 10;
-
 /// An item of a list.
 pub(crate) trait Listed {
     fn id(&self) -> &str;
@@ -142,55 +132,6 @@ impl ListQuery {
     }
 }
 
-/// Streams the content of a file, one read ahead of the client. No thread waits for a client, and a
-/// client that reads nothing for `timeouts.between_bytes` is cut off.
-pub(crate) fn content(
-    batches: &Arc<Batches>,
-    read: impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
-) -> Result<mpsc::Receiver<Option<Bytes>>, BatchError> {
-    let permit = Arc::clone(&batches.downloads).try_acquire_owned();
-    let permit = permit.map_err(|_| BatchError::busy("downloads", DOWNLOADS))?;
-    let (sender, pieces) = mpsc::channel(1);
-    let batches = Arc::clone(batches);
-    let handle = batches.worker.gateway().pods().background().clone();
-    handle.spawn(named("batch file download", async move {
-        // After a failure the stream has no end, so the client sees that it is incomplete.
-        let _ = stream_content(&batches, Arc::new(read), sender).await;
-        drop(permit);
-    }));
-    Ok(pieces)
-}
-
-/// Reads and sends chunk by chunk; `None` if that fails before the end.
-async fn stream_content(
-    batches: &Batches,
-    read: Arc<
-        impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
-    >,
-    sender: mpsc::Sender<Option<Bytes>>,
-) -> Option<()> {
-    let time = batches.worker.gateway().settings().timeouts.between_bytes;
-    let mut offset = 0;
-    loop {
-        let read = Arc::clone(&read);
-        let reading = move |store: &dyn Store| {
-            let mut piece = vec![0; PIECE];
-            let count = read(store, offset, &mut piece)?;
-            piece.truncate(count);
-            Ok(Bytes::from(piece))
-        };
-        let mut piece = batches.with_store(reading).await.ok()?;
-        if piece.is_empty() {
-            return sender.send_timeout(None, time).await.ok();
-        }
-        offset += piece.len() as u64;
-        while !piece.is_empty() {
-            let part = piece.split_to(PART.min(piece.len()));
-            sender.send_timeout(Some(part), time).await.ok()?;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +145,7 @@ mod tests {
             bytes: 0,
             created_at: 0,
             expires_at: None,
+            crc: None,
             of: None,
         }
     }

@@ -1,8 +1,9 @@
 //! The routes of the Files and Batches APIs.
 
 use crate::batches::Batches;
+use crate::download::Download;
 use crate::error::BatchError;
-use crate::lists::{ListQuery, OF_BATCHES, OF_FILES, content};
+use crate::lists::{ListQuery, OF_BATCHES, OF_FILES};
 use crate::new_batch::{expires_after, identical_once, metadata, window};
 use crate::quota::{check_batch_quota, check_entry_quota};
 use crate::{explained, retry, task, upload};
@@ -20,7 +21,8 @@ use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::Moment;
 use wornpath_jobs::{
-    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store, StoreError,
+    Batch, BatchStatus, ByteCheck, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
+    StoreError,
 };
 
 /// Maximum body size of a call other than an upload.
@@ -83,11 +85,13 @@ async fn answer(
             Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
         }
         (&Method::GET, ["files", id, "content"]) => {
-            let id = file(batches, owner, id).await?.id;
+            let entry = file(batches, owner, id).await?;
+            let check = ByteCheck::file(&entry);
             let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
-                store.read_file(&id, offset, buffer)
+                store.read_file(&entry.id, offset, buffer)
             };
-            Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+            let download = Download { read, check, from: 0 };
+            Ok(lines_response(download.start(batches).await?))
         }
         (&Method::POST, ["batches"]) => create(batches, owner, request).await,
         (&Method::GET, ["batches"]) => {
@@ -235,10 +239,14 @@ async fn results(
         None => 0,
         Some(after) => after.parse().map_err(|_| wrong())?,
     };
+    let of = id.clone();
+    let check =
+        batches.with_store(move |store| store.check_results(&of, RecordKind::Output, after));
+    let check = check.await?;
     let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
-        store.read_results(&id, RecordKind::Output, after.saturating_add(offset), buffer)
+        store.read_results(&id, RecordKind::Output, offset, buffer)
     };
-    Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+    Ok(lines_response(Download { read, check, from: after }.start(batches).await?))
 }
 
 fn json_response(value: &Value) -> Response<ClientReply> {

@@ -1,6 +1,7 @@
 //! Starts the batch service, and its periodic maintenance.
 
 use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS, UPLOADS};
+use crate::damage::DamageLog;
 use crate::error::BatchesError;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
@@ -49,6 +50,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         storage_quotas: StorageQuotas::default(),
         overview: Overview::default(),
+        damage: DamageLog::default(),
         offline: Mutex::default(),
         online_priorities: Mutex::default(),
     });

@@ -2,16 +2,17 @@
 //! restart.
 
 use crate::batches::{Batches, PAUSE};
+use crate::damage::is_damage;
 use crate::eligible_pods::{pods, wait_until_outdated};
 use crate::engines::is_serving;
-use crate::file_reader::{StoredBytes, StoredLines};
-use crate::finalize::{FinishedBatch, finalize};
+use crate::file_reader::{StoredBytes, StoredLines, store_error};
+use crate::finalize::{FinishedBatch, end_damaged, finalize};
 use crate::forest::forest_json;
 use crate::model::BatchModel;
 use crate::overview::{PlannedBatch, RunningBatch, figures};
 use crate::prefix_match::match_to_caches;
 use std::collections::btree_map::Entry;
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -116,6 +117,10 @@ async fn run_leases(
         let ended = tokio::select! {
             ended = run_lease(batches, &lease, &batch, controls.clone()) => ended,
             lost = renew(batches, &lease) => Err(lost),
+        };
+        let ended = match ended {
+            Err(error) if is_damage(&error) => end_damaged(batches, &lease, error).await,
+            ended => ended,
         };
         match ended {
             Ok(FinishedBatch::Yes) => return Ok(()),
@@ -306,16 +311,16 @@ async fn read(
     batches
         .with_store(move |store| {
             let file = &batch.input_file_id;
-            let model = BatchModel::read(store, file, most)
-                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-            let reading = reading(&service, &batch, &model);
-            let reader = StoredBytes { store, file, offset: 0 };
-            let reader = BufReader::with_capacity(1 << 20, reader);
-            match Input::read_bounded(reader, &reading.rules, &reading.hasher, reading.sort, most) {
+            let model = BatchModel::read(store, file, most)?;
+            let InputReading { rules, hasher, sort } = reading(&service, &batch, &model);
+            let mut reader = BufReader::with_capacity(1 << 20, StoredBytes::open(store, file)?);
+            match Input::read_bounded(&mut reader, &rules, &hasher, sort, most) {
                 Ok(input) => Ok(Some(ReadInput { input, model })),
-                Err(InputError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
+                Err(InputError::Read(error)) => Err(store_error(error)),
                 Err(InputError::Spill(error)) => Err(error.into()),
                 Err(InputError::Lines { first, .. }) => {
+                    // The lines may be invalid because the file was damaged. Its end tells.
+                    io::copy(&mut reader, &mut io::sink()).map_err(store_error)?;
                     let shown: Vec<_> =
                         first.into_iter().map(|(line, problem)| (Some(line), problem)).collect();
                     store.change_leased(&of, &mut |batch| match batch.status() {

@@ -181,6 +181,7 @@ fn begin(batches: &Arc<Batches>, owner: &str, form: &UploadForm, filename: Strin
         bytes: 0,
         created_at: now,
         expires_at: form.expires_after.map(|seconds| now.saturating_add(seconds)),
+        crc: None,
         of: None,
     };
     let store = Arc::clone(&batches.store);

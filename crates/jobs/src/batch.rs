@@ -18,7 +18,7 @@ pub type UnixTime = u64;
 pub enum BatchStatus {
     /// Its lines are being validated.
     Validating,
-    /// Its lines are invalid; no request was sent.
+    /// Its lines are invalid and no request was sent, or its files were damaged in the store.
     Failed,
     /// Its requests are being computed.
     InProgress,
@@ -60,7 +60,10 @@ impl BatchStatus {
         matches!(
             (self, next),
             (Self::Validating, Self::Failed | Self::InProgress | Self::Cancelling | Self::Expired)
-                | (Self::InProgress, Self::Finalizing | Self::Cancelling | Self::Expired)
+                | (
+                    Self::InProgress,
+                    Self::Failed | Self::Finalizing | Self::Cancelling | Self::Expired
+                )
                 | (Self::Finalizing, Self::Completed)
                 | (Self::Cancelling, Self::Cancelled)
         )
@@ -205,10 +208,10 @@ impl Batch {
         Ok(())
     }
 
-    /// Fails the batch because of invalid lines.
+    /// Fails the batch because of invalid lines, or of files that were damaged in the store.
     ///
     /// # Errors
-    /// If it is not being validated.
+    /// If it is neither being validated nor in progress.
     pub fn fail(
         &mut self,
         problems: &[(Option<usize>, LineProblem)],

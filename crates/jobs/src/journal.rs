@@ -117,6 +117,28 @@ impl Journal {
     }
 }
 
+/// Passes every payload of a journal to `each`, and changes nothing. Bytes that a crash left behind
+/// the last frame are no damage.
+pub(crate) fn replay(
+    file: &dyn StoredFile,
+    path: &Path,
+    mut each: impl FnMut(&[u8]) -> Result<(), &'static str>,
+) -> Result<(), StoreError> {
+    let bytes = whole(file).map_err(StoreError::io("read", path))?;
+    let found = scan(&bytes);
+    let damaged = |offset, what| StoreError::Damaged { path: path.to_owned(), offset, what };
+    let mut offset = 0;
+    for payload in &found.payloads {
+        each(payload).map_err(|what| damaged(offset, what))?;
+        offset += frame(payload).len() as u64;
+    }
+    match found.tail {
+        Tail::Damaged => Err(damaged(offset, "bytes that are no frame, followed by a frame")),
+        Tail::Torn if found.payloads.is_empty() => Err(damaged(0, "it has no frame")),
+        Tail::Clean | Tail::Torn => Ok(()),
+    }
+}
+
 fn whole(file: &dyn StoredFile) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(file.length()?).unwrap_or(usize::MAX)];
     let read = file.read_at(&mut bytes, 0)?;

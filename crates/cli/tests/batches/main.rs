@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod commands;
+mod damage;
 #[cfg(feature = "postgres")]
 mod database;
 mod dedup;

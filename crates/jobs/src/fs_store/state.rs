@@ -1,8 +1,9 @@
 //! The entries of a store in a folder, and the changes of them that the journal keeps.
 
 use crate::batch::Batch;
-use crate::results::InputMark;
-use crate::store::{FileEntry, Lease};
+use crate::file_entry::FileEntry;
+use crate::result_log::InputMark;
+use crate::store::Lease;
 use crate::store_error::StoreError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use wornpath_jobs::{
-    BatchStatus, Disk, FileEntry, FsStore, Lease, RecordKind, Store, StoreError, StoredFile,
+    BatchStatus, Disk, FileEntry, FsStore, Lease, RecordKind, Store, StoreError, StoredFile, frame,
+    verify,
 };
 
 fn open(disk: &FaultyDisk) -> Result<FsStore, StoreError> {
@@ -199,7 +200,7 @@ fn outgrow_the_journal(disk: &FaultyDisk) -> Result<(), StoreError> {
         long.metadata = Some([("key".to_owned(), value.into())].into_iter().collect());
         store.add_batch(long)?;
     }
-    while store.batch("batch_a")?.epoch < 60 {
+    while store.batch("batch_a")?.epoch < 20 {
         store.lease("batch_a")?;
     }
     Ok(())
@@ -226,7 +227,7 @@ fn a_journal_that_outgrows_its_entries_is_compacted_at_once_even_if_that_is_inte
                 outgrow_the_journal(&disk).unwrap();
             }
             let store = open(&disk).unwrap();
-            assert!(store.batch("batch_a").unwrap().epoch >= epoch.max(60), "{operation} {cut:?}");
+            assert!(store.batch("batch_a").unwrap().epoch >= epoch.max(20), "{operation} {cut:?}");
             assert!(length(&disk) < 1_700_000, "{} bytes", length(&disk));
         }
     }
@@ -263,6 +264,27 @@ fn entries_count_per_owner_until_they_are_removed() {
     assert_eq!((of("a"), of("b")), (one, 0));
     drop(store);
     assert_eq!(open(&disk).unwrap().entry_bytes("a").unwrap(), one, "the same after a restart");
+}
+
+#[test]
+fn a_folder_of_a_version_without_checksums_opens_and_is_verified_by_length() {
+    let disk = FaultyDisk::default();
+    let file = Path::new("store/files/file-a");
+    let journal = Path::new("store/journal");
+    put(&disk, file, b"content");
+    let old = r#"{"file":{"id":"file-a","owner":"","filename":"f","purpose":"batch","bytes":7,
+        "created_at":1,"expires_at":null,"of":null}}"#;
+    put(&disk, journal, &[frame(b"\"founded\""), frame(old.as_bytes())].concat());
+    let store = open(&disk).unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(store.read_file("file-a", 0, &mut buffer).unwrap(), 7);
+    drop(store);
+    let report = verify(&disk, Path::new("store")).unwrap();
+    assert_eq!((report.files, &report.damaged[..]), (1, &[][..]));
+    assert_eq!(report.without_checksum, ["file `file-a`"]);
+    put(&disk, file, b"conten");
+    let report = verify(&disk, Path::new("store")).unwrap();
+    assert!(report.damaged[0].contains("6 bytes are there, and 7 were stored"), "{report:?}");
 }
 
 #[test]
