@@ -6,6 +6,7 @@ use crate::error::BatchesError;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
 use crate::storage_quota::StorageQuotas;
+use crate::sweeper::{SWEEP, Sweeper};
 use crate::task;
 use crate::temp_files::TempFiles;
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,6 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use wornpath_config::{BatchRules, BatchStoreSettings};
 use wornpath_gateway::Gateway;
-use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_gateway::watchdog::supervise;
@@ -22,8 +22,6 @@ use wornpath_jobs::{FsStore, RealDisk, Store};
 /// Lease time: how long other gateways wait before they take over from a silent one.
 #[cfg(feature = "postgres")]
 const TERM: Duration = Duration::from_secs(15);
-/// Interval between removals of expired files and batches.
-const SWEEP: Duration = Duration::from_secs(60);
 
 /// Opens the store, resumes unfinished batches, and enables the Files and Batches APIs.
 ///
@@ -99,9 +97,8 @@ fn gateway_name(gateway: &Arc<Gateway>) -> String {
 /// removes expired files and batches.
 async fn maintain(batches: Arc<Batches>) {
     let term = batches.store.term();
-    let keep = batches.rules.keep.as_secs();
     let mut is_first = true;
-    let mut swept = 0;
+    let mut sweeper = Sweeper::new(&batches);
     loop {
         // Only this gateway uses a folder, so one scan is enough.
         if is_first || term < Duration::MAX {
@@ -113,14 +110,7 @@ async fn maintain(batches: Arc<Batches>) {
                 Err(error) => tracing::warn!(%error, "cannot list unfinished batches"),
             }
         }
-        if unix_time().saturating_sub(swept) >= SWEEP.as_secs() {
-            swept = unix_time();
-            match batches.with_store(move |store| store.sweep(unix_time(), keep)).await {
-                Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "expired files and batches removed"),
-                Err(error) => tracing::warn!(%error, "cannot remove expired files and batches"),
-            }
-        }
+        sweeper.sweep(&batches).await;
         tokio::time::sleep((term / 3).min(SWEEP)).await;
     }
 }

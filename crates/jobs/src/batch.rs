@@ -184,6 +184,12 @@ impl Batch {
         self.created_at
     }
 
+    /// When it reached its current status.
+    #[must_use]
+    pub fn changed_at(&self) -> UnixTime {
+        self.reached.last().map_or(self.created_at, |(_, time)| *time)
+    }
+
     /// When it reached its final status, if it has.
     #[must_use]
     pub fn ended_at(&self) -> Option<UnixTime> {

@@ -476,6 +476,12 @@ impl Store for FsStore {
         Ok(check.unwrap_or_else(|| ByteCheck::nothing(batch)))
     }
 
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError> {
+        let inner = self.lock();
+        let files = inner.state.files.values().map(|file| file.created_at);
+        Ok(files.chain(inner.state.batches.values().map(Batch::changed_at)).max())
+    }
+
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {
         self.remove_old(&mut self.lock(), now, keep)
     }

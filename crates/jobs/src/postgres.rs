@@ -208,6 +208,10 @@ impl Store for Postgres {
         Ok(ByteCheck::length_only(batch, offset.min(end), end))
     }
 
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError> {
+        self.pool.with(async |client| batches::newest(client).await)
+    }
+
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {
         self.pool.with(async |client| schema::sweep(client, now, keep).await)
     }

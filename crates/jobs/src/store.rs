@@ -225,6 +225,13 @@ pub trait Store: Send + Sync {
         offset: u64,
     ) -> Result<ByteCheck, StoreError>;
 
+    /// The newest time in the store: when a file or a batch was created, or a batch changed its
+    /// status. None if the store is empty.
+    ///
+    /// # Errors
+    /// If the store is unreachable.
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError>;
+
     /// Removes expired files, unless a batch still reads them, and batches that ended `keep`
     /// seconds ago or earlier, with their results. Returns how many.
     ///

@@ -17,6 +17,7 @@ mod prefix_match;
 mod priority;
 mod quotas;
 mod reload;
+mod retention;
 mod roles;
 #[cfg(feature = "postgres")]
 #[path = "../../../jobs/tests/crash/server.rs"]

@@ -2,7 +2,7 @@
 //! are leased.
 
 use super::rows::{batch_entry, file_entry, json, missing_batch, missing_file, signed, unsigned};
-use crate::batch::{Batch, BatchStatus};
+use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::record::{Counts, TokenUsage};
 use crate::store_error::StoreError;
 use tokio_postgres::{Client, GenericClient, Row};
@@ -68,6 +68,14 @@ pub(super) async fn entry_bytes(client: &Client, owner: &str) -> Result<u64, Sto
                 (SELECT entry FROM wornpath_files WHERE owner = $1 \
                  UNION ALL SELECT entry FROM wornpath_batches WHERE owner = $1) AS entries";
     Ok(unsigned(client.query_one(text, &[&owner]).await?.get(0)))
+}
+
+/// The newest time of a file or a batch.
+pub(super) async fn newest(client: &Client) -> Result<Option<UnixTime>, StoreError> {
+    let text = "SELECT greatest((SELECT max(created_at) FROM wornpath_files), \
+                (SELECT max(greatest(created_at, ended_at)) FROM wornpath_batches))";
+    let newest: Option<i64> = client.query_one(text, &[]).await?.get(0);
+    Ok(newest.map(unsigned))
 }
 
 pub(super) async fn unfinished(client: &Client) -> Result<Vec<Batch>, StoreError> {
