@@ -14,7 +14,7 @@ use wornpath_config::BatchRules;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_index::{Moment, PodId};
-use wornpath_jobs::{RunControl, Store, StoreError};
+use wornpath_jobs::{AnswerBudget, RunControl, Store, StoreError};
 use wornpath_planner::OnlinePriority;
 use wornpath_routing::Name;
 
@@ -51,6 +51,8 @@ pub(crate) struct Batches {
     pub(crate) uploads: Semaphore,
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) storage_quotas: StorageQuotas,
+    /// The memory for responses, of all batches.
+    pub(crate) answers: AnswerBudget,
     pub(crate) overview: Overview,
     pub(crate) damage: DamageLog,
     /// Batch requests in flight on each pod, over all batches.

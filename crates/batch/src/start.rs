@@ -17,7 +17,7 @@ use wornpath_gateway::Gateway;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_gateway::watchdog::supervise;
-use wornpath_jobs::{FsStore, RealDisk, Store};
+use wornpath_jobs::{AnswerBudget, FsStore, RealDisk, Store};
 
 /// Lease time: how long other gateways wait before they take over from a silent one.
 #[cfg(feature = "postgres")]
@@ -36,6 +36,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         _watched: watched,
         store,
         temp_files: TempFiles::of(&rules),
+        answers: AnswerBudget::new(rules.answers),
         rules,
         profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),

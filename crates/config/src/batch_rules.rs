@@ -63,6 +63,8 @@ pub struct BatchRules {
     pub priority: Option<i32>,
     /// Quota of each owner.
     pub quota: BatchQuota,
+    /// Memory for the responses of all batches, while they are read and until they are written.
+    pub answers: usize,
     /// Memory for block hashes while a batch is planned; the rest spills to disk.
     pub planning_memory: usize,
     /// Retention time of a finished batch and its results.
@@ -81,6 +83,7 @@ impl BatchRules {
             block_size: NonZeroUsize::new(16).expect("16 is not zero"),
             priority: None,
             quota: BatchQuota { bytes: 64 << 30, batches: 1_000, entries: 64 << 20 },
+            answers: 256 << 20,
             planning_memory: 64 << 20,
             keep: Duration::from_secs(30 * 86_400),
         }

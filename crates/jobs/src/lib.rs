@@ -7,6 +7,7 @@
 //! records survive; other lines run again.
 #![forbid(unsafe_code)]
 
+mod answer_budget;
 mod assemble;
 mod batch;
 mod byte_check;
@@ -31,6 +32,7 @@ mod reader;
 mod record;
 mod reply;
 mod result_log;
+mod result_writer;
 mod results;
 mod run_work;
 mod runner;
@@ -38,6 +40,7 @@ mod scheduler;
 mod store;
 mod store_error;
 
+pub use answer_budget::{AnswerBudget, AnswerHold};
 pub use assemble::{Assembler, StreamError, streaming, whole};
 pub use batch::{Batch, BatchStatus, NewBatch, ShownProblem, UnixTime};
 pub use byte_check::ByteCheck;

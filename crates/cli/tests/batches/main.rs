@@ -12,6 +12,7 @@ mod deleted_files;
 mod disk;
 mod external_sort;
 mod large_lines;
+mod long_answers;
 mod models;
 mod prefix_match;
 mod priority;
