@@ -3,8 +3,10 @@
 use crate::damage::DamageLog;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
+use crate::run_slots::RunSlots;
 use crate::storage_quota::StorageQuotas;
 use crate::temp_files::TempFiles;
+use crate::upload_pace::UploadSlots;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,8 +24,6 @@ use wornpath_routing::Name;
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of batches that run at the same time.
 pub(crate) const MAX_RUNNING: usize = 4;
-/// Maximum concurrent uploads: each has a thread that writes it.
-pub(crate) const UPLOADS: usize = 64;
 /// Maximum concurrent downloads: each has a chunk in memory.
 pub(crate) const DOWNLOADS: usize = 256;
 /// Maximum inputs that are read for plans and retries at the same time: each takes a blocking
@@ -41,14 +41,14 @@ pub(crate) struct Batches {
     pub(crate) worker: Arc<Worker>,
     /// Batches that run or wait for a slot, with the channel that controls each.
     pub(crate) running: Mutex<BTreeMap<String, watch::Sender<RunControl>>>,
-    pub(crate) run_slots: Semaphore,
+    pub(crate) run_slots: Arc<RunSlots>,
     /// Slots for batches that end before they run: only their records are written, but that
     /// requires reading the input.
-    pub(crate) closing_slots: Semaphore,
+    pub(crate) closing_slots: Arc<RunSlots>,
     pub(crate) readers: Arc<Semaphore>,
     /// Held while a batch is checked against the quotas and added.
     pub(crate) creating: tokio::sync::Mutex<()>,
-    pub(crate) uploads: Semaphore,
+    pub(crate) uploads: UploadSlots,
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) storage_quotas: StorageQuotas,
     /// The memory for responses, of all batches.
@@ -72,7 +72,7 @@ impl Batches {
 
     /// Number of batches that hold a run slot.
     pub(crate) fn running_count(&self) -> usize {
-        MAX_RUNNING - self.run_slots.available_permits()
+        self.run_slots.held()
     }
 
     /// A permit to read an input for a plan or a retry. The reader holds it until it is done, even

@@ -1,5 +1,6 @@
 //! Errors of the Files and Batches APIs, in OpenAI's format.
 
+use crate::upload_pace::RATE;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
@@ -54,6 +55,12 @@ impl BatchError {
     /// The client sends too slowly.
     pub(crate) fn timeout(what: &str, time: Duration) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("{what} timed out after {time:?}"))
+    }
+
+    /// The client sends, but less than the minimum rate.
+    pub(crate) fn too_slow() -> Self {
+        let message = format!("upload is too slow: less than {RATE} bytes per second");
+        Self::new(StatusCode::REQUEST_TIMEOUT, message)
     }
 
     pub(crate) fn is_timeout(&self) -> bool {

@@ -27,12 +27,14 @@ mod quota;
 mod retention;
 mod retry;
 mod routes;
+mod run_slots;
 mod start;
 mod storage_quota;
 mod sweeper;
 mod task;
 mod temp_files;
 mod upload;
+mod upload_pace;
 
 pub use error::BatchesError;
 pub use profile::PLANNED;

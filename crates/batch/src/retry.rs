@@ -88,7 +88,7 @@ pub(crate) async fn retry(
             Ok(Ok(batch))
         })
         .await??;
-    crate::task::start(batches, batch.id.clone());
+    crate::task::start(batches, &batch);
     Ok(batch)
 }
 

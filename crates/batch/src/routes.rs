@@ -189,7 +189,7 @@ async fn create(
     check_entry_quota(batches, owner).await?;
     batches.with_store(move |store| store.add_batch(kept)).await?;
     drop(creating);
-    task::start(batches, batch.id.clone());
+    task::start(batches, &batch);
     Ok(json_response(&batch.to_json()))
 }
 

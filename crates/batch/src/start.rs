@@ -1,14 +1,16 @@
 //! Starts the batch service, and its periodic maintenance.
 
-use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS, UPLOADS};
+use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS};
 use crate::damage::DamageLog;
 use crate::error::BatchesError;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
+use crate::run_slots::RunSlots;
 use crate::storage_quota::StorageQuotas;
 use crate::sweeper::{SWEEP, Sweeper};
 use crate::task;
 use crate::temp_files::TempFiles;
+use crate::upload_pace::UploadSlots;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -41,11 +43,11 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
-        run_slots: Semaphore::new(MAX_RUNNING),
-        closing_slots: Semaphore::new(1),
+        run_slots: RunSlots::new(MAX_RUNNING),
+        closing_slots: RunSlots::new(1),
         readers: Arc::new(Semaphore::new(READERS)),
         creating: tokio::sync::Mutex::default(),
-        uploads: Semaphore::new(UPLOADS),
+        uploads: UploadSlots::default(),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         storage_quotas: StorageQuotas::default(),
         overview: Overview::default(),
@@ -105,7 +107,7 @@ async fn maintain(batches: Arc<Batches>) {
         if is_first || term < Duration::MAX {
             match batches.with_store(|store| store.unfinished()).await {
                 Ok(open) => {
-                    open.into_iter().for_each(|batch| task::start(&batches, batch.id));
+                    open.iter().for_each(|batch| task::start(&batches, batch));
                     is_first = false;
                 }
                 Err(error) => tracing::warn!(%error, "cannot list unfinished batches"),
