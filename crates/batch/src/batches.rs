@@ -1,9 +1,12 @@
 //! The state of the batch service, shared by its calls and its tasks.
 
+use crate::damage::DamageLog;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
+use crate::run_slots::RunSlots;
 use crate::storage_quota::StorageQuotas;
 use crate::temp_files::TempFiles;
+use crate::upload_pace::UploadSlots;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +16,7 @@ use wornpath_config::BatchRules;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_index::{Moment, PodId};
-use wornpath_jobs::{RunControl, Store, StoreError};
+use wornpath_jobs::{AnswerBudget, RunControl, Store, StoreError};
 use wornpath_planner::OnlinePriority;
 use wornpath_routing::Name;
 
@@ -21,8 +24,6 @@ use wornpath_routing::Name;
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of batches that run at the same time.
 pub(crate) const MAX_RUNNING: usize = 4;
-/// Maximum concurrent uploads: each has a thread that writes it.
-pub(crate) const UPLOADS: usize = 64;
 /// Maximum concurrent downloads: each has a chunk in memory.
 pub(crate) const DOWNLOADS: usize = 256;
 /// Maximum inputs that are read for plans and retries at the same time: each takes a blocking
@@ -40,15 +41,20 @@ pub(crate) struct Batches {
     pub(crate) worker: Arc<Worker>,
     /// Batches that run or wait for a slot, with the channel that controls each.
     pub(crate) running: Mutex<BTreeMap<String, watch::Sender<RunControl>>>,
-    pub(crate) run_slots: Semaphore,
+    pub(crate) run_slots: Arc<RunSlots>,
     /// Slots for batches that end before they run: only their records are written, but that
     /// requires reading the input.
-    pub(crate) closing_slots: Semaphore,
+    pub(crate) closing_slots: Arc<RunSlots>,
     pub(crate) readers: Arc<Semaphore>,
-    pub(crate) uploads: Semaphore,
+    /// Held while a batch is checked against the quotas and added.
+    pub(crate) creating: tokio::sync::Mutex<()>,
+    pub(crate) uploads: UploadSlots,
     pub(crate) downloads: Arc<Semaphore>,
     pub(crate) storage_quotas: StorageQuotas,
+    /// The memory for responses, of all batches.
+    pub(crate) answers: AnswerBudget,
     pub(crate) overview: Overview,
+    pub(crate) damage: DamageLog,
     /// Batch requests in flight on each pod, over all batches.
     pub(crate) offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
     /// The limits of those, which follow the online load, per model.
@@ -66,7 +72,7 @@ impl Batches {
 
     /// Number of batches that hold a run slot.
     pub(crate) fn running_count(&self) -> usize {
-        MAX_RUNNING - self.run_slots.available_permits()
+        self.run_slots.held()
     }
 
     /// A permit to read an input for a plan or a retry. The reader holds it until it is done, even
@@ -114,6 +120,7 @@ impl Batches {
         let store = Arc::clone(&self.store);
         let called =
             self.worker.gateway().pods().background().spawn_blocking(move || call(&*store));
-        called.await.map_err(|error| StoreError::Unreachable(error.to_string()))?
+        let called = called.await.map_err(|error| StoreError::Unreachable(error.to_string()))?;
+        called.inspect_err(|error| self.damage.note(error))
     }
 }

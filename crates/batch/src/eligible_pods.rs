@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Minimum time before replanning for new pods, since more may be starting,
 const ANEW: Duration = Duration::from_secs(30);
 /// and minimum multiple of the planning time, because no pod computes meanwhile.
-const WORTH: u32 = 10;
+pub(crate) const WORTH: u32 = 10;
 
 /// The pods that are up and serve the model; waits until there is one.
 pub(crate) async fn pods(batches: &Arc<Batches>, batch: &Batch, model: &BatchModel) -> PlannedPods {

@@ -1,7 +1,6 @@
 //! Sends the requests of a batch through the pipeline that serves online requests.
 
 use crate::batches::Batches;
-use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Response};
@@ -14,8 +13,8 @@ use wornpath_gateway::proxy::handle::{BatchRequest, send_planned};
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::PodId;
 use wornpath_jobs::{
-    EngineHealth, LineDispatch, LineReply, Outgoing, Prefilled, ReplyError, read_whole, streaming,
-    whole,
+    AnswerBudget, EngineHealth, LineDispatch, LineReply, Outgoing, Prefilled, ReplyError,
+    read_whole, streaming, whole,
 };
 use wornpath_planner::PodLoad;
 use wornpath_routing::{FleetPod, Health, Name, Role};
@@ -115,7 +114,7 @@ impl LineDispatch for PlannedPods {
         };
         let response = send_planned(worker, call, planned).await;
         prefilled();
-        reply(response).await
+        reply(response, &self.batches.answers).await
     }
 
     async fn health(&self, pod: usize) -> Option<EngineHealth> {
@@ -142,17 +141,21 @@ impl LineDispatch for PlannedPods {
 }
 
 /// Reads a response to its end.
-async fn reply(response: Response<ClientReply>) -> Result<LineReply, ReplyError> {
+async fn reply(
+    response: Response<ClientReply>,
+    answers: &AnswerBudget,
+) -> Result<LineReply, ReplyError> {
     let (head, body) = response.into_parts();
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
-    let body: Bytes = read_whole(&head.headers, body).await?;
+    let (body, held) = read_whole(&head.headers, body, answers).await?;
     Ok(LineReply {
         status: head.status.as_u16(),
         request_id: header("x-request-id"),
         body,
         retry_after: retry_after.map(Duration::from_secs),
+        held,
     })
 }

@@ -1,5 +1,6 @@
 //! Errors of the Files and Batches APIs, in OpenAI's format.
 
+use crate::upload_pace::RATE;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
@@ -30,7 +31,8 @@ pub enum BatchesError {
 static STORE_LOG: LogLimit = LogLimit::new(Duration::from_secs(10));
 
 /// An error response.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}")]
 pub(crate) struct BatchError {
     status: StatusCode,
     message: String,
@@ -57,6 +59,12 @@ impl BatchError {
     /// The client sends too slowly.
     pub(crate) fn timeout(what: &str, time: Duration) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("{what} timed out after {time:?}"))
+    }
+
+    /// The client sends, but less than the minimum rate.
+    pub(crate) fn too_slow() -> Self {
+        let message = format!("upload is too slow: less than {RATE} bytes per second");
+        Self::new(StatusCode::REQUEST_TIMEOUT, message)
     }
 
     pub(crate) fn is_timeout(&self) -> bool {
@@ -99,6 +107,12 @@ impl From<StoreError> for BatchError {
             StoreError::Missing(_) => StatusCode::NOT_FOUND,
             StoreError::Conflict(_) | StoreError::Fenced(_) => StatusCode::CONFLICT,
             StoreError::Unreachable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // It was logged, and names no path of this machine.
+            StoreError::DamagedFile { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            StoreError::Damaged { .. } => {
+                let message = "stored data is damaged; see the gateway's log".to_owned();
+                return Self::new(StatusCode::INTERNAL_SERVER_ERROR, message);
+            }
             _ => {
                 // The error may contain paths of this machine, so the client does not see it.
                 tracing::error!(%error, "batch store failed");

@@ -5,7 +5,7 @@
 
 use crate::batches::Batches;
 use crate::error::BatchError;
-use crate::file_reader::{StoredBytes, require_file};
+use crate::file_reader::{StoredBytes, require_file, store_error};
 use crate::forest::forest_json;
 use crate::model::BatchModel;
 use crate::prefix_match::match_to_caches;
@@ -28,8 +28,7 @@ pub(crate) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
             let _permit = permit;
             let consequence = format!("batch `{}` has no plan", batch.id);
             require_file(store, &batch.input_file_id, &consequence)?;
-            let model = BatchModel::read(store, &batch.input_file_id, most)
-                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
+            let model = BatchModel::read(store, &batch.input_file_id, most)?;
             let reading = reading(&service, &batch, &model);
             let gateway = service.worker.gateway();
             let snapshot = gateway.snapshot();
@@ -39,12 +38,12 @@ pub(crate) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
             let speeds = Speeds::equal(pods.len()).map_err(|_| {
                 StoreError::Unreachable("no pod is up that serves the model of the batch".into())
             })?;
-            let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
+            let reader = StoredBytes::open(store, &batch.input_file_id)?;
             let reader = BufReader::with_capacity(1 << 20, reader);
             let read =
                 Input::read_bounded(reader, &reading.rules, &reading.hasher, reading.sort, most);
             let input = read.map_err(|error| match error {
-                InputError::Read(error) => StoreError::Unreachable(error.to_string()),
+                InputError::Read(error) => store_error(error),
                 InputError::Spill(error) => error.into(),
                 wrong @ InputError::Lines { .. } => {
                     StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))

@@ -3,26 +3,43 @@
 use bytes::Bytes;
 use std::io::{self, Read};
 use std::sync::Arc;
-use wornpath_jobs::{LineSource, LineSpan, Store, StoreError};
+use wornpath_jobs::{ByteCheck, LineSource, LineSpan, Store, StoreError};
 
 /// Maximum bytes and lines of one read.
 const PIECE: u64 = 1 << 20;
 const MOST_LINES: usize = 1_024;
 
-/// A stored file as a byte stream.
+/// A stored file as a byte stream, which ends with an error unless it is as it was stored.
 pub(crate) struct StoredBytes<'a> {
-    pub(crate) store: &'a dyn Store,
-    pub(crate) file: &'a str,
-    pub(crate) offset: u64,
+    store: &'a dyn Store,
+    file: &'a str,
+    check: ByteCheck,
+}
+
+impl<'a> StoredBytes<'a> {
+    pub(crate) fn open(store: &'a dyn Store, file: &'a str) -> Result<Self, StoreError> {
+        let check = store.check_file(file)?;
+        check.has_end(|offset, byte| store.read_file(file, offset, byte))?;
+        Ok(Self { store, file, check })
+    }
 }
 
 impl Read for StoredBytes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read =
-            self.store.read_file(self.file, self.offset, buffer).map_err(io::Error::other)?;
-        self.offset += read as u64;
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let read = self.store.read_file(self.file, self.check.at(), buffer);
+        let read = read.map_err(io::Error::other)?;
+        self.check.feed(&buffer[..read]).map_err(io::Error::other)?;
         Ok(read)
     }
+}
+
+/// The error of the store that a byte stream failed with.
+pub(crate) fn store_error(error: io::Error) -> StoreError {
+    let is_unknown = |error: io::Error| StoreError::Unreachable(error.to_string());
+    error.downcast::<StoreError>().unwrap_or_else(is_unknown)
 }
 
 /// Fails with a conflict if a file does not exist. `what` is the consequence, for the client.
@@ -121,6 +138,7 @@ mod tests {
             bytes: 0,
             created_at: 1,
             expires_at: None,
+            crc: None,
             of: None,
         };
         store.add_file(entry, &mut &content[..]).unwrap();

@@ -3,13 +3,19 @@
 
 use crate::batches::Batches;
 use crate::file_reader::StoredLines;
+use bytes::Bytes;
 use std::io;
 use std::sync::Arc;
 use wornpath_gateway::proxy::unix_time;
 use wornpath_jobs::{
-    Batch, BatchLine, BatchStatus, FileEntry, InputMark, Lease, LineForm, Owner, RecordKind, Store,
-    StoreError,
+    Batch, BatchLine, BatchStatus, FileEntry, InputMark, Lease, LineForm, LineProblem, Owner,
+    RecordKind, Store, StoreError,
 };
+
+/// The error code of a batch, and of its lines, whose input is not as it was stored.
+const INPUT_DAMAGED: &str = "input_file_damaged";
+/// Records of one write.
+const LOST_PIECE: usize = 1_024;
 
 /// Why a line was not executed, in OpenAI's words.
 #[derive(Clone, Copy)]
@@ -60,30 +66,112 @@ pub(crate) async fn finalize(
                 record_unexecuted(store, &lease, &source, mark, reason)?;
             }
             let is_expired = batch.counts.pending() > 0 && !is_cancelled;
-            let batch = store.batch(&lease.batch)?;
-            let mut files = [None, None];
-            for (at, kind) in [RecordKind::Output, RecordKind::Error].into_iter().enumerate() {
-                let count = [batch.counts.completed, batch.counts.failed][at];
-                if count > 0 {
-                    files[at] = Some(add_results(store, &batch, kind)?.id);
+            close(store, &lease, if is_expired { Ending::Expired } else { Ending::Done })
+        })
+        .await
+}
+
+/// Whether all lines were executed in time.
+#[derive(Clone, Copy)]
+enum Ending {
+    Done,
+    Expired,
+}
+
+/// Adds the result files of a batch whose lines all have their record, and sets the final status.
+fn close(store: &dyn Store, lease: &Lease, ending: Ending) -> Result<FinishedBatch, StoreError> {
+    let batch = store.batch(&lease.batch)?;
+    let mut files = [None, None];
+    for (at, kind) in [RecordKind::Output, RecordKind::Error].into_iter().enumerate() {
+        let count = [batch.counts.completed, batch.counts.failed][at];
+        if count > 0 {
+            files[at] = Some(add_results(store, &batch, kind)?.id);
+        }
+    }
+    store.change_leased(lease, &mut |batch| {
+        [batch.output_file_id, batch.error_file_id] = files.clone();
+        let now = unix_time();
+        match (batch.status(), ending) {
+            (BatchStatus::Cancelling, _) => batch.reach(BatchStatus::Cancelled, now),
+            (BatchStatus::InProgress, Ending::Expired) => batch.reach(BatchStatus::Expired, now),
+            (BatchStatus::InProgress, Ending::Done) => {
+                batch.reach(BatchStatus::Finalizing, now)?;
+                batch.reach(BatchStatus::Completed, now)
+            }
+            _ => batch.reach(BatchStatus::Completed, now),
+        }
+    })?;
+    Ok(FinishedBatch::Yes)
+}
+
+/// Ends a batch whose input or results are damaged in the store. If only the input is, what was
+/// published stays, and every other line gets an error record; if there is nothing to publish to,
+/// the batch fails.
+pub(crate) async fn end_damaged(
+    batches: &Arc<Batches>,
+    lease: &Lease,
+    error: StoreError,
+) -> Result<FinishedBatch, StoreError> {
+    let lease = lease.clone();
+    batches.damage.note(&error);
+    batches
+        .with_store(move |store| {
+            let (code, message) = match &error {
+                StoreError::Damaged { .. } => (
+                    "results_damaged",
+                    "results of the batch are damaged in the store; create it again".to_owned(),
+                ),
+                StoreError::DamagedFile { .. } => (INPUT_DAMAGED, error.to_string()),
+                // The error names a path of this machine.
+                _ => {
+                    let file = store.batch(&lease.batch)?.input_file_id;
+                    let what = "it is not the one that the batch was begun with".to_owned();
+                    let name = format!("file `{file}`");
+                    (INPUT_DAMAGED, StoreError::DamagedFile { name, what }.to_string())
+                }
+            };
+            let begun = store.begun(&lease.batch)?.filter(|_| code == INPUT_DAMAGED);
+            if let Some(mark) = begun {
+                if !lease.is_whole() {
+                    store.settle(&lease)?;
+                    return Ok(FinishedBatch::NotYet);
+                }
+                match record_lost(store, &lease, mark, &message) {
+                    Err(StoreError::Damaged { .. }) => {}
+                    recorded => {
+                        recorded?;
+                        store.settle(&lease)?;
+                        return close(store, &lease, Ending::Done);
+                    }
                 }
             }
-            store.change_leased(&lease, &mut |batch| {
-                [batch.output_file_id, batch.error_file_id] = files.clone();
-                let now = unix_time();
-                match batch.status() {
-                    BatchStatus::Cancelling => batch.reach(BatchStatus::Cancelled, now),
-                    BatchStatus::InProgress if is_expired => batch.reach(BatchStatus::Expired, now),
-                    BatchStatus::InProgress => {
-                        batch.reach(BatchStatus::Finalizing, now)?;
-                        batch.reach(BatchStatus::Completed, now)
-                    }
-                    _ => batch.reach(BatchStatus::Completed, now),
-                }
+            let problem = LineProblem { code, message, param: Some("input_file_id") };
+            store.change_leased(&lease, &mut |batch| match batch.status() {
+                BatchStatus::Cancelling => batch.reach(BatchStatus::Cancelled, unix_time()),
+                _ => batch.fail(&[(None, problem.clone())], unix_time()),
             })?;
             Ok(FinishedBatch::Yes)
         })
         .await
+}
+
+/// Publishes an error record for every line without a record, of an input that cannot be read.
+fn record_lost(
+    store: &dyn Store,
+    lease: &Lease,
+    mark: InputMark,
+    message: &str,
+) -> Result<(), StoreError> {
+    let name = lease.batch.trim_start_matches("batch_");
+    for lines in store.standing(lease, mark)?.missing.chunks(LOST_PIECE) {
+        let record = |line: &u32| {
+            let custom_id = b"null".to_vec();
+            let owner = Owner { line: *line, custom_id, name: name.to_owned() };
+            owner.error(INPUT_DAMAGED, message)
+        };
+        store.publish(lease, &lines.iter().map(record).collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 /// Publishes an error record for every line without a record.
@@ -97,7 +185,11 @@ fn record_unexecuted(
     let name = lease.batch.trim_start_matches("batch_");
     let missing = store.standing(lease, mark)?.missing;
     for lines in source.pieces(&missing) {
-        let read = source.piece(lines)?;
+        let read = match source.piece(lines) {
+            // A line that is lost has an error record, too, but without its name.
+            Err(error) if !error.is_passing() => vec![Bytes::new(); lines.len()],
+            read => read?,
+        };
         let records: Vec<_> = lines
             .iter()
             .zip(read)
@@ -131,6 +223,7 @@ fn add_results(
         bytes: store.result_bytes(&batch.id, kind)?,
         created_at: now,
         expires_at: batch.output_expires_after.map(|seconds| now.saturating_add(seconds)),
+        crc: None,
         of: Some((batch.id.clone(), kind)),
     };
     store.add_file(entry, &mut io::empty())
@@ -175,6 +268,7 @@ mod tests {
             bytes: 0,
             created_at: 1,
             expires_at: None,
+            crc: None,
             of: None,
         };
         store.add_file(entry, &mut text.join("\n").as_bytes()).unwrap();

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod damage;
+mod download;
 mod eligible_pods;
 mod engines;
 mod error;
@@ -17,16 +19,22 @@ mod finalize;
 mod forest;
 mod lists;
 mod model;
+mod new_batch;
 mod overview;
 mod prefix_match;
 mod profile;
+mod quota;
+mod retention;
 mod retry;
 mod routes;
+mod run_slots;
 mod start;
 mod storage_quota;
+mod sweeper;
 mod task;
 mod temp_files;
 mod upload;
+mod upload_pace;
 
 pub use error::BatchesError;
 pub use profile::PLANNED;

@@ -1,13 +1,8 @@
-//! Paginated lists, and streamed file content.
+//! Paginated lists.
 
-use crate::batches::{Batches, DOWNLOADS};
 use crate::error::BatchError;
-use bytes::Bytes;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use tokio::sync::mpsc;
-use wornpath_gateway::watchdog::heartbeat::named;
-use wornpath_jobs::{FileEntry, Store, StoreError};
+use wornpath_jobs::{Batch, FileEntry};
 
 /// Default and maximum page size.
 #[derive(Clone, Copy)]
@@ -19,10 +14,33 @@ pub(crate) struct ListPages {
 /// OpenAI's page sizes.
 pub(crate) const OF_BATCHES: ListPages = ListPages { usual: 20, most: 100 };
 pub(crate) const OF_FILES: ListPages = ListPages { usual: 10_000, most: 10_000 };
-/// Bytes of one read.
-const PIECE: usize = 256 << 10;
-/// Bytes of one chunk to the client: small, so that a slow client makes visible progress.
-const PART: usize = 32 << 10;
+/// Maximum bytes of a page with more than one item. Clients continue after its last item.
+const PAGE_BYTES: usize = 1 << 20;
+/// An item of a list.
+pub(crate) trait Listed {
+    fn id(&self) -> &str;
+    fn shown(&self) -> Value;
+}
+
+impl Listed for FileEntry {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn shown(&self) -> Value {
+        self.to_json()
+    }
+}
+
+impl Listed for Batch {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn shown(&self) -> Value {
+        self.to_json()
+    }
+}
 
 /// The query parameters of a list.
 #[derive(Debug, Default)]
@@ -66,8 +84,8 @@ impl ListQuery {
         Ok(files)
     }
 
-    /// One page of `all`; each item has an `id`.
-    pub(crate) fn page(&self, all: Vec<Value>, pages: ListPages) -> Result<Value, BatchError> {
+    /// One page of `all`: as many as fit into its bytes, and at least one.
+    pub(crate) fn page(&self, all: &[impl Listed], pages: ListPages) -> Result<Value, BatchError> {
         let ListPages { usual, most } = pages;
         let limit = match &self.limit {
             None => usual,
@@ -85,7 +103,7 @@ impl ListQuery {
         let from = match &self.after {
             None => 0,
             Some(after) => {
-                let at = all.iter().position(|item| item["id"] == after.as_str());
+                let at = all.iter().position(|item| item.id() == after);
                 at.ok_or_else(|| {
                     BatchError::invalid(
                         &format!("invalid `after`: no object found with id `{after}`"),
@@ -94,8 +112,17 @@ impl ListQuery {
                 })? + 1
             }
         };
-        let has_more = all.len() > from + limit;
-        let data: Vec<_> = all.into_iter().skip(from).take(limit).collect();
+        let mut data = Vec::new();
+        let mut bytes = 0;
+        for item in all[from..].iter().take(limit) {
+            let shown = item.shown();
+            bytes += shown.to_string().len();
+            if bytes > PAGE_BYTES && !data.is_empty() {
+                break;
+            }
+            data.push(shown);
+        }
+        let has_more = all.len() > from + data.len();
         let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
         let first = id(data.first());
         let last = id(data.last());
@@ -105,62 +132,51 @@ impl ListQuery {
     }
 }
 
-/// Streams the content of a file, one read ahead of the client. No thread waits for a client, and a
-/// client that reads nothing for `timeouts.between_bytes` is cut off.
-pub(crate) fn content(
-    batches: &Arc<Batches>,
-    read: impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
-) -> Result<mpsc::Receiver<Option<Bytes>>, BatchError> {
-    let permit = Arc::clone(&batches.downloads).try_acquire_owned();
-    let permit = permit.map_err(|_| BatchError::busy("downloads", DOWNLOADS))?;
-    let (sender, pieces) = mpsc::channel(1);
-    let batches = Arc::clone(batches);
-    let handle = batches.worker.gateway().pods().background().clone();
-    handle.spawn(named("batch file download", async move {
-        // After a failure the stream has no end, so the client sees that it is incomplete.
-        let _ = stream_content(&batches, Arc::new(read), sender).await;
-        drop(permit);
-    }));
-    Ok(pieces)
-}
-
-/// Reads and sends chunk by chunk; `None` if that fails before the end.
-async fn stream_content(
-    batches: &Batches,
-    read: Arc<
-        impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
-    >,
-    sender: mpsc::Sender<Option<Bytes>>,
-) -> Option<()> {
-    let time = batches.worker.gateway().settings().timeouts.between_bytes;
-    let mut offset = 0;
-    loop {
-        let read = Arc::clone(&read);
-        let reading = move |store: &dyn Store| {
-            let mut piece = vec![0; PIECE];
-            let count = read(store, offset, &mut piece)?;
-            piece.truncate(count);
-            Ok(Bytes::from(piece))
-        };
-        let mut piece = batches.with_store(reading).await.ok()?;
-        if piece.is_empty() {
-            return sender.send_timeout(None, time).await.ok();
-        }
-        offset += piece.len() as u64;
-        while !piece.is_empty() {
-            let part = piece.split_to(PART.min(piece.len()));
-            sender.send_timeout(Some(part), time).await.ok()?;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn file(id: &str, purpose: &str) -> FileEntry {
+        FileEntry {
+            id: id.to_owned(),
+            owner: String::new(),
+            filename: String::new(),
+            purpose: purpose.to_owned(),
+            bytes: 0,
+            created_at: 0,
+            expires_at: None,
+            crc: None,
+            of: None,
+        }
+    }
+
     fn page(query: &str) -> Result<Value, BatchError> {
-        let all = (0..5).map(|id| json!({"id": format!("b{id}")})).collect();
-        ListQuery::of(Some(query)).page(all, OF_BATCHES)
+        let all: Vec<_> = (0..5).map(|id| file(&format!("b{id}"), "batch")).collect();
+        ListQuery::of(Some(query)).page(&all, OF_BATCHES)
+    }
+
+    #[test]
+    fn a_page_ends_at_its_bytes_and_the_next_one_continues() {
+        let long = |id: &str, bytes| FileEntry { filename: "n".repeat(bytes), ..file(id, "batch") };
+        let all = [
+            long("a", PAGE_BYTES / 2),
+            long("b", PAGE_BYTES / 3),
+            long("c", PAGE_BYTES / 3),
+            long("d", 2 * PAGE_BYTES),
+            long("e", 1),
+        ];
+        let mut query = ListQuery::default();
+        let mut pages = Vec::new();
+        loop {
+            let page = query.page(&all, OF_FILES).unwrap();
+            let ids = page["data"].as_array().unwrap().iter().map(|item| item["id"].to_string());
+            pages.push(ids.collect::<String>());
+            if page["has_more"] == false {
+                break;
+            }
+            query.after = page["last_id"].as_str().map(str::to_owned);
+        }
+        assert_eq!(pages, ["\"a\"\"b\"", "\"c\"", "\"d\"", "\"e\""]);
     }
 
     #[test]
@@ -178,17 +194,8 @@ mod tests {
     #[test]
     fn files_are_filtered_by_purpose_and_sorted_as_requested() {
         let files = |query: &str| {
-            let file = |(id, purpose): (&str, &str)| FileEntry {
-                id: id.to_owned(),
-                owner: String::new(),
-                filename: String::new(),
-                purpose: purpose.to_owned(),
-                bytes: 0,
-                created_at: 0,
-                expires_at: None,
-                of: None,
-            };
-            let all = [("c", "batch"), ("b", "batch_output"), ("a", "batch")].map(file).to_vec();
+            let all = [("c", "batch"), ("b", "batch_output"), ("a", "batch")];
+            let all = all.map(|(id, purpose)| file(id, purpose)).to_vec();
             let chosen = ListQuery::of(Some(query)).chosen(all)?;
             Ok::<_, BatchError>(chosen.into_iter().map(|file| file.id).collect::<String>())
         };
@@ -197,7 +204,7 @@ mod tests {
         assert_eq!(files("purpose=batch&order=desc"), Ok("ca".to_owned()));
         assert_eq!(files("purpose=vision"), Ok(String::new()));
         assert!(files("order=up").is_err());
-        let many = |query: &str| ListQuery::of(Some(query)).page(Vec::new(), OF_FILES);
+        let many = |query: &str| ListQuery::of(Some(query)).page(&[] as &[FileEntry], OF_FILES);
         assert!(many("limit=10000").is_ok() && many("limit=10001").is_err());
     }
 }

@@ -4,12 +4,12 @@
 //! well; the pipeline then chooses their pod.
 
 use crate::engines::{is_ready, is_serving};
-use crate::file_reader::StoredBytes;
+use crate::file_reader::{StoredBytes, store_error};
 use std::io::{self, BufRead, BufReader, Read};
 use wornpath_config::{ModelSettings, Settings};
 use wornpath_execution::field;
 use wornpath_gateway::fleet::snapshot::FleetSnapshot;
-use wornpath_jobs::Store;
+use wornpath_jobs::{Store, StoreError};
 use wornpath_routing::FleetPod;
 
 /// The model name in the first line of a batch; empty if it has none.
@@ -18,9 +18,13 @@ pub(crate) struct BatchModel(String);
 
 impl BatchModel {
     /// Reads the first line of an input whose lines have at most `most_bytes`.
-    pub(crate) fn read(store: &dyn Store, file: &str, most_bytes: usize) -> io::Result<Self> {
-        let reader = StoredBytes { store, file, offset: 0 };
-        Self::of(BufReader::new(reader).take(most_bytes as u64))
+    pub(crate) fn read(
+        store: &dyn Store,
+        file: &str,
+        most_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let reader = StoredBytes::open(store, file)?;
+        Self::of(BufReader::new(reader).take(most_bytes as u64)).map_err(store_error)
     }
 
     fn of(mut input: impl BufRead) -> io::Result<Self> {

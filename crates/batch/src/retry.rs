@@ -2,7 +2,7 @@
 
 use crate::batches::Batches;
 use crate::error::BatchError;
-use crate::file_reader::{StoredBytes, require_file};
+use crate::file_reader::{StoredBytes, require_file, store_error};
 use crate::storage_quota::StorageReservation;
 use crate::upload::{bytes_left, quota_exceeded};
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use wornpath_gateway::proxy::unix_time;
-use wornpath_jobs::{Batch, FileEntry, Interface, NewBatch, RecordKind, Store, StoreError};
+use wornpath_jobs::{Batch, FileEntry, Interface, NewBatch, StoreError};
 
 /// Creates a batch of the failed lines.
 pub(crate) async fn retry(
@@ -36,8 +36,11 @@ pub(crate) async fn retry(
             for file in std::iter::once(&old.input_file_id).chain(&old.error_file_id) {
                 require_file(store, file, &consequence)?;
             }
-            let failed = failed_lines(BufReader::new(Errors { store, batch: &old.id, offset: 0 }))
-                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
+            let errors = old.error_file_id.as_ref().ok_or_else(|| {
+                StoreError::Conflict(format!("{consequence}: it has no error file"))
+            })?;
+            let failed = failed_lines(BufReader::new(StoredBytes::open(store, errors)?))
+                .map_err(store_error)?;
             let now = unix_time();
             let entry = FileEntry {
                 id: file_id,
@@ -47,10 +50,11 @@ pub(crate) async fn retry(
                 bytes: 0,
                 created_at: now,
                 expires_at: None,
+                crc: None,
                 of: None,
             };
             let lines = FailedLines {
-                input: BufReader::new(StoredBytes { store, file: &old.input_file_id, offset: 0 }),
+                input: BufReader::new(StoredBytes::open(store, &old.input_file_id)?),
                 failed,
                 next: 0,
                 line: Vec::new(),
@@ -84,7 +88,7 @@ pub(crate) async fn retry(
             Ok(Ok(batch))
         })
         .await??;
-    crate::task::start(batches, batch.id.clone());
+    crate::task::start(batches, &batch);
     Ok(batch)
 }
 
@@ -104,21 +108,6 @@ fn line_of(record: &[u8]) -> Option<u32> {
     let record: serde_json::Value = serde_json::from_slice(record).ok()?;
     let id = record["id"].as_str()?;
     u32::from_str_radix(id.get(id.len().checked_sub(8)?..)?, 16).ok()
-}
-
-struct Errors<'a> {
-    store: &'a dyn Store,
-    batch: &'a str,
-    offset: u64,
-}
-
-impl Read for Errors<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.store.read_results(self.batch, RecordKind::Error, self.offset, buffer);
-        let read = read.map_err(std::io::Error::other)?;
-        self.offset += read as u64;
-        Ok(read)
-    }
 }
 
 /// The failed lines of an input, as a byte stream.

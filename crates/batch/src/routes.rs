@@ -1,15 +1,18 @@
 //! The routes of the Files and Batches APIs.
 
 use crate::batches::Batches;
+use crate::download::Download;
 use crate::error::BatchError;
-use crate::lists::{ListQuery, OF_BATCHES, OF_FILES, content};
+use crate::lists::{ListQuery, OF_BATCHES, OF_FILES};
+use crate::new_batch::{expires_after, identical_once, metadata, window};
+use crate::quota::{check_batch_quota, check_entry_quota};
 use crate::{explained, retry, task, upload};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
-use serde_json::{Map, Value, json};
+use hyper::{Method, Request, Response};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use wornpath_gateway::Api;
 use wornpath_gateway::local_api::{LocalApi, LocalResponse};
@@ -18,12 +21,12 @@ use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::Moment;
 use wornpath_jobs::{
-    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store, StoreError,
+    Batch, BatchStatus, ByteCheck, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
+    StoreError,
 };
 
 /// Maximum body size of a call other than an upload.
 const MOST_BYTES: usize = 1 << 20;
-const MOST_METADATA: usize = 16;
 
 impl LocalApi for Batches {
     fn serves(&self, path: &str) -> bool {
@@ -69,8 +72,7 @@ async fn answer(
         (&Method::GET, ["files"]) => {
             let own = owner.to_owned();
             let all = batches.with_store(move |store| store.files(&own)).await?;
-            let all = query.chosen(all)?.iter().map(FileEntry::to_json).collect();
-            Ok(json_response(&query.page(all, OF_FILES)?))
+            Ok(json_response(&query.page(&query.chosen(all)?, OF_FILES)?))
         }
         (&Method::GET, ["files", id]) => {
             Ok(json_response(&file(batches, owner, id).await?.to_json()))
@@ -83,18 +85,19 @@ async fn answer(
             Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
         }
         (&Method::GET, ["files", id, "content"]) => {
-            let id = file(batches, owner, id).await?.id;
+            let entry = file(batches, owner, id).await?;
+            let check = ByteCheck::file(&entry);
             let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
-                store.read_file(&id, offset, buffer)
+                store.read_file(&entry.id, offset, buffer)
             };
-            Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+            let download = Download { read, check, from: 0 };
+            Ok(lines_response(download.start(batches).await?))
         }
         (&Method::POST, ["batches"]) => create(batches, owner, request).await,
         (&Method::GET, ["batches"]) => {
             let own = owner.to_owned();
             let all = batches.with_store(move |store| store.batches(&own)).await?;
-            let all = all.iter().map(Batch::to_json).collect();
-            Ok(json_response(&query.page(all, OF_BATCHES)?))
+            Ok(json_response(&query.page(&all, OF_BATCHES)?))
         }
         (&Method::GET, ["batches", id]) => {
             Ok(json_response(&batch(batches, owner, id).await?.to_json()))
@@ -104,6 +107,7 @@ async fn answer(
             let old = batch(batches, owner, id).await?;
             let permit = batches.acquire_reader().await;
             check_batch_quota(batches, owner).await?;
+            check_entry_quota(batches, owner).await?;
             Ok(json_response(&retry::retry(batches, old, permit).await?.to_json()))
         }
         (&Method::GET, ["batches", id, "plan"]) => {
@@ -167,7 +171,6 @@ async fn create(
             Some("input_file_id"),
         ));
     }
-    check_batch_quota(batches, owner).await?;
     let new = NewBatch {
         id: batches.new_id("batch_"),
         owner: owner.to_owned(),
@@ -180,8 +183,13 @@ async fn create(
     batch.output_expires_after = expires_after(&value["output_expires_after"])?;
     batch.identical_once = identical_once(&value["identical_once"])?;
     let kept = batch.clone();
+    // One after another, so that no two batches share the rest of a quota.
+    let creating = batches.creating.lock().await;
+    check_batch_quota(batches, owner).await?;
+    check_entry_quota(batches, owner).await?;
     batches.with_store(move |store| store.add_batch(kept)).await?;
-    task::start(batches, batch.id.clone());
+    drop(creating);
+    task::start(batches, &batch);
     Ok(json_response(&batch.to_json()))
 }
 
@@ -194,76 +202,6 @@ async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, B
     let body =
         body.map_err(|_| BatchError::invalid("request body is too large or incomplete", None))?;
     Ok(body.to_bytes())
-}
-
-/// Checks the quota of unfinished batches.
-pub(crate) async fn check_batch_quota(
-    batches: &Arc<Batches>,
-    owner: &str,
-) -> Result<(), BatchError> {
-    let most = batches.rules.quota.batches;
-    let open = batches.with_store(|store| store.unfinished()).await?;
-    if open.iter().filter(|batch| batch.owner == owner).count() < most {
-        return Ok(());
-    }
-    let message = format!(
-        "batch quota exceeded: {most} unfinished batches (limit {most}); wait for one or cancel one"
-    );
-    Err(BatchError::new(StatusCode::TOO_MANY_REQUESTS, message))
-}
-
-/// Parses a completion window, such as `24h`, into its text and its seconds.
-fn window(text: &str) -> Result<(String, u64), BatchError> {
-    let wrong = || {
-        let message = format!(
-            "invalid value: `{text}`; `completion_window` is a duration such as 24h, 30m or 7d"
-        );
-        BatchError::invalid(&message, Some("completion_window"))
-    };
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
-    let unit = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3_600,
-        "d" => 86_400,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = number.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)?;
-    Ok((text.to_owned(), number.checked_mul(unit).ok_or_else(wrong)?))
-}
-
-/// `{"anchor": "created_at", "seconds": 86400}`
-fn expires_after(value: &Value) -> Result<Option<u64>, BatchError> {
-    if value.is_null() {
-        return Ok(None);
-    }
-    let seconds = value["seconds"].as_u64().filter(|_| value["anchor"] == "created_at");
-    let wrong = "`output_expires_after` must have the form {\"anchor\": \"created_at\", \"seconds\": 86400}";
-    seconds.map(Some).ok_or_else(|| BatchError::invalid(wrong, Some("output_expires_after")))
-}
-
-fn identical_once(value: &Value) -> Result<bool, BatchError> {
-    let wrong = || {
-        let message = format!("invalid value: {value}; `identical_once` must be true or false");
-        BatchError::invalid(&message, Some("identical_once"))
-    };
-    if value.is_null() { Ok(false) } else { value.as_bool().ok_or_else(wrong) }
-}
-
-fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, BatchError> {
-    match value {
-        Value::Null => Ok(None),
-        Value::Object(pairs)
-            if pairs.len() <= MOST_METADATA && pairs.values().all(Value::is_string) =>
-        {
-            Ok(Some(pairs.clone()))
-        }
-        _ => {
-            let message =
-                format!("`metadata` must be an object of at most {MOST_METADATA} strings");
-            Err(BatchError::invalid(&message, Some("metadata")))
-        }
-    }
 }
 
 async fn cancel(
@@ -301,10 +239,14 @@ async fn results(
         None => 0,
         Some(after) => after.parse().map_err(|_| wrong())?,
     };
+    let of = id.clone();
+    let check =
+        batches.with_store(move |store| store.check_results(&of, RecordKind::Output, after));
+    let check = check.await?;
     let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
-        store.read_results(&id, RecordKind::Output, after.saturating_add(offset), buffer)
+        store.read_results(&id, RecordKind::Output, offset, buffer)
     };
-    Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+    Ok(lines_response(Download { read, check, from: after }.start(batches).await?))
 }
 
 fn json_response(value: &Value) -> Response<ClientReply> {

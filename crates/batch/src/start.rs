@@ -1,28 +1,29 @@
 //! Starts the batch service, and its periodic maintenance.
 
-use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS, UPLOADS};
+use crate::batches::{Batches, DOWNLOADS, MAX_RUNNING, READERS};
+use crate::damage::DamageLog;
 use crate::error::BatchesError;
 use crate::overview::Overview;
 use crate::profile::PlannedProfile;
+use crate::run_slots::RunSlots;
 use crate::storage_quota::StorageQuotas;
+use crate::sweeper::{SWEEP, Sweeper};
 use crate::task;
 use crate::temp_files::TempFiles;
+use crate::upload_pace::UploadSlots;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use wornpath_config::{BatchRules, BatchStoreSettings};
 use wornpath_gateway::Gateway;
-use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::proxy::worker::Worker;
 use wornpath_gateway::watchdog::heartbeat::Watched;
 use wornpath_gateway::watchdog::supervise;
-use wornpath_jobs::{FsStore, RealDisk, Store};
+use wornpath_jobs::{AnswerBudget, FsStore, RealDisk, Store};
 
 /// Lease time: how long other gateways wait before they take over from a silent one.
 #[cfg(feature = "postgres")]
 const TERM: Duration = Duration::from_secs(15);
-/// Interval between removals of expired files and batches.
-const SWEEP: Duration = Duration::from_secs(60);
 
 /// Opens the store, resumes unfinished batches, and enables the Files and Batches APIs.
 ///
@@ -37,17 +38,20 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         _watched: watched,
         store,
         temp_files: TempFiles::of(&rules),
+        answers: AnswerBudget::new(rules.answers),
         rules,
         profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
-        run_slots: Semaphore::new(MAX_RUNNING),
-        closing_slots: Semaphore::new(1),
+        run_slots: RunSlots::new(MAX_RUNNING),
+        closing_slots: RunSlots::new(1),
         readers: Arc::new(Semaphore::new(READERS)),
-        uploads: Semaphore::new(UPLOADS),
+        creating: tokio::sync::Mutex::default(),
+        uploads: UploadSlots::default(),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         storage_quotas: StorageQuotas::default(),
         overview: Overview::default(),
+        damage: DamageLog::default(),
         offline: Mutex::default(),
         online_priorities: Mutex::default(),
     });
@@ -96,28 +100,20 @@ fn gateway_name(gateway: &Arc<Gateway>) -> String {
 /// removes expired files and batches.
 async fn maintain(batches: Arc<Batches>) {
     let term = batches.store.term();
-    let keep = batches.rules.keep.as_secs();
     let mut is_first = true;
-    let mut swept = 0;
+    let mut sweeper = Sweeper::new(&batches);
     loop {
         // Only this gateway uses a folder, so one scan is enough.
         if is_first || term < Duration::MAX {
             match batches.with_store(|store| store.unfinished()).await {
                 Ok(open) => {
-                    open.into_iter().for_each(|batch| task::start(&batches, batch.id));
+                    open.iter().for_each(|batch| task::start(&batches, batch));
                     is_first = false;
                 }
                 Err(error) => tracing::warn!(%error, "cannot list unfinished batches"),
             }
         }
-        if unix_time().saturating_sub(swept) >= SWEEP.as_secs() {
-            swept = unix_time();
-            match batches.with_store(move |store| store.sweep(unix_time(), keep)).await {
-                Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "expired files and batches removed"),
-                Err(error) => tracing::warn!(%error, "cannot remove expired files and batches"),
-            }
-        }
+        sweeper.sweep(&batches).await;
         tokio::time::sleep((term / 3).min(SWEEP)).await;
     }
 }

@@ -2,16 +2,18 @@
 //! restart.
 
 use crate::batches::{Batches, PAUSE};
-use crate::eligible_pods::{pods, wait_until_outdated};
+use crate::damage::is_damage;
+use crate::eligible_pods::{WORTH, pods, wait_until_outdated};
 use crate::engines::is_serving;
-use crate::file_reader::{StoredBytes, StoredLines};
-use crate::finalize::{FinishedBatch, finalize};
+use crate::file_reader::{StoredBytes, StoredLines, store_error};
+use crate::finalize::{FinishedBatch, end_damaged, finalize};
 use crate::forest::forest_json;
 use crate::model::BatchModel;
 use crate::overview::{PlannedBatch, RunningBatch, figures};
 use crate::prefix_match::match_to_caches;
+use crate::run_slots::{RunSlot, TURN};
 use std::collections::btree_map::Entry;
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -44,8 +46,10 @@ const STEP_TOKENS: usize = 8_192;
 pub(crate) const RATES: PlannerRates = PlannerRates::flat(0.016, 0.06);
 
 /// Starts the task of a batch, unless it is running.
-pub(crate) fn start(batches: &Arc<Batches>, id: String) {
+pub(crate) fn start(batches: &Arc<Batches>, batch: &Batch) {
     let (control, controls) = watch::channel(RunControl::GoOn);
+    let id = batch.id.clone();
+    let owner = batch.owner.clone();
     match batches.running().entry(id.clone()) {
         Entry::Occupied(_) => return,
         Entry::Vacant(entry) => {
@@ -56,21 +60,45 @@ pub(crate) fn start(batches: &Arc<Batches>, id: String) {
     let handle = batches.worker.gateway().pods().background().clone();
     let task = TaskName::new(&format!("batch {id}"));
     handle.spawn(named(task, async move {
-        let _slot = tokio::select! {
-            slot = batches.run_slots.acquire() => slot,
-            () = cancelled_or_expired(&batches, &id, controls.clone()) => batches.closing_slots.acquire().await,
-        };
-        while let Err(error) = run_leases(&batches, &id, controls.clone()).await {
-            if !error.is_passing() {
-                tracing::error!(%error, batch = id, "batch failed");
-                break;
-            }
-            tracing::warn!(%error, batch = id, "batch blocked; retrying");
-            sleep(Duration::from_secs(1)).await;
-        }
+        while run_turn(&batches, &id, &owner, &controls).await == TurnEnd::Again {}
         batches.running().remove(&id);
         batches.overview.finish(&id);
     }));
+}
+
+/// What follows the turn of a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TurnEnd {
+    Done,
+    Again,
+}
+
+/// Waits for a slot, and runs the batch until it ends, or another tenant needs the slot.
+async fn run_turn(
+    batches: &Arc<Batches>,
+    id: &str,
+    owner: &str,
+    controls: &watch::Receiver<RunControl>,
+) -> TurnEnd {
+    let now = || batches.worker.gateway().now();
+    let slot = tokio::select! {
+        slot = batches.run_slots.acquire(owner, now) => slot,
+        () = cancelled_or_expired(batches, id, controls.clone()) => {
+            batches.closing_slots.acquire(owner, now).await
+        }
+    };
+    match run_leases(batches, id, controls.clone(), &slot).await {
+        Ok(end) => end,
+        Err(error) if error.is_passing() => {
+            tracing::warn!(%error, batch = id, "batch blocked; retrying");
+            sleep(Duration::from_secs(1)).await;
+            TurnEnd::Again
+        }
+        Err(error) => {
+            tracing::error!(%error, batch = id, "batch failed");
+            TurnEnd::Done
+        }
+    }
 }
 
 /// Waits until a batch expires or its owner cancels it.
@@ -93,12 +121,14 @@ async fn cancelled_or_expired(
     }
 }
 
-/// Takes one lease after another until the batch is finished, here or at another gateway.
+/// Takes one lease after another until the batch is finished, here or at another gateway, or another
+/// tenant needs the slot.
 async fn run_leases(
     batches: &Arc<Batches>,
     id: &str,
     controls: watch::Receiver<RunControl>,
-) -> Result<(), StoreError> {
+    slot: &RunSlot,
+) -> Result<TurnEnd, StoreError> {
     loop {
         let name = id.to_owned();
         let leased =
@@ -110,18 +140,25 @@ async fn run_leases(
                 sleep(ELSEWHERE).await;
                 continue;
             }
-            Err(StoreError::Conflict(_) | StoreError::Missing(_)) => return Ok(()),
+            Err(StoreError::Conflict(_) | StoreError::Missing(_)) => return Ok(TurnEnd::Done),
             Err(error) => return Err(error),
         };
         let ended = tokio::select! {
-            ended = run_lease(batches, &lease, &batch, controls.clone()) => ended,
+            ended = run_lease(batches, &lease, &batch, controls.clone(), slot) => ended,
             lost = renew(batches, &lease) => Err(lost),
         };
+        let ended = match ended {
+            Err(error) if is_damage(&error) => end_damaged(batches, &lease, error).await,
+            ended => ended,
+        };
         match ended {
-            Ok(FinishedBatch::Yes) => return Ok(()),
+            Ok(FinishedBatch::Yes) => return Ok(TurnEnd::Done),
             // The last gateway to finish its part finalizes the batch under a lease on all of it.
             Ok(FinishedBatch::NotYet) => {
                 batches.with_store(move |store| store.release(&lease)).await?;
+                if slot.is_wanted(batches.worker.gateway().now()) {
+                    return Ok(TurnEnd::Again);
+                }
                 sleep(PAUSE).await;
             }
             // Other gateways can take the lease before this one retries.
@@ -164,6 +201,7 @@ async fn run_lease(
     lease: &Lease,
     batch: &Batch,
     controls: watch::Receiver<RunControl>,
+    slot: &RunSlot,
 ) -> Result<FinishedBatch, StoreError> {
     let began = batches.worker.gateway().now();
     let Some(ReadInput { mut input, model }) = read(batches, lease, batch).await? else {
@@ -208,6 +246,7 @@ async fn run_lease(
             work,
             lease: lease.clone(),
             state: &standing,
+            slot,
         };
         if let ServedBatch::No = compute(batches, job, controls).await? {
             return Ok(FinishedBatch::Unserved);
@@ -306,16 +345,16 @@ async fn read(
     batches
         .with_store(move |store| {
             let file = &batch.input_file_id;
-            let model = BatchModel::read(store, file, most)
-                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-            let reading = reading(&service, &batch, &model);
-            let reader = StoredBytes { store, file, offset: 0 };
-            let reader = BufReader::with_capacity(1 << 20, reader);
-            match Input::read_bounded(reader, &reading.rules, &reading.hasher, reading.sort, most) {
+            let model = BatchModel::read(store, file, most)?;
+            let InputReading { rules, hasher, sort } = reading(&service, &batch, &model);
+            let mut reader = BufReader::with_capacity(1 << 20, StoredBytes::open(store, file)?);
+            match Input::read_bounded(&mut reader, &rules, &hasher, sort, most) {
                 Ok(input) => Ok(Some(ReadInput { input, model })),
-                Err(InputError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
+                Err(InputError::Read(error)) => Err(store_error(error)),
                 Err(InputError::Spill(error)) => Err(error.into()),
                 Err(InputError::Lines { first, .. }) => {
+                    // The lines may be invalid because the file was damaged. Its end tells.
+                    io::copy(&mut reader, &mut io::sink()).map_err(store_error)?;
                     let shown: Vec<_> =
                         first.into_iter().map(|(line, problem)| (Some(line), problem)).collect();
                     store.change_leased(&of, &mut |batch| match batch.status() {
@@ -389,6 +428,7 @@ struct ComputeJob<'a> {
     work: RunWork,
     lease: Lease,
     state: &'a BatchState,
+    slot: &'a RunSlot,
 }
 
 /// Sends the lines without a record, until all have one, the batch expires, or its owner cancels.
@@ -398,7 +438,7 @@ async fn compute(
     job: ComputeJob<'_>,
     mut controls: watch::Receiver<RunControl>,
 ) -> Result<ServedBatch, StoreError> {
-    let ComputeJob { batch, model, began, queue, forest, mut work, lease, state } = job;
+    let ComputeJob { batch, model, began, queue, forest, mut work, lease, state, slot } = job;
     let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
     let over = sleep(left);
     tokio::pin!(over);
@@ -430,7 +470,9 @@ async fn compute(
     let scheduler = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
     let planned_for = pods.ids();
     let now = batches.worker.gateway().now();
-    let outdated = wait_until_outdated(batches, model, &planned_for, now.since(began));
+    let took = now.since(began);
+    let outdated = wait_until_outdated(batches, model, &planned_for, took);
+    let wanted = wait_until_wanted(batches, slot, took);
     let publisher = Leased::new(Arc::clone(&batches.store), lease, state);
     let (control, inner) = watch::channel(*controls.borrow_and_update());
     let progress = watch::Sender::new(RunProgress::default());
@@ -443,25 +485,45 @@ async fn compute(
     batches.overview.start(&batch.id, entry);
     let running =
         run(scheduler, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
-    tokio::pin!(running, outdated);
-    let mut is_outdated = false;
+    tokio::pin!(running, outdated, wanted);
+    let mut is_ending = false;
     loop {
         tokio::select! {
             finished = &mut running => return finished.map(|_| ServedBatch::Yes),
             () = &mut over, if !over.is_elapsed() => drop(control.send(RunControl::Stop)),
             // The next round plans the rest, once the requests in flight have finished.
-            () = &mut outdated, if !is_outdated => {
-                is_outdated = true;
-                tracing::info!(batch = batch.id, "fleet changed; replanning the rest of the batch");
-                control.send_if_modified(|control| match control {
-                    RunControl::GoOn => {
-                        *control = RunControl::Finish;
-                        true
-                    }
-                    _ => false,
-                });
+            why = async { tokio::select! {
+                () = &mut outdated => "fleet changed",
+                () = &mut wanted => "another tenant waits",
+            } }, if !is_ending => {
+                is_ending = true;
+                tracing::info!(batch = batch.id, why, "replanning the rest of the batch");
+                finish(&control);
+                if slot.is_wanted(batches.worker.gateway().now()) {
+                    slot.drain();
+                }
             }
             Ok(()) = controls.changed() => drop(control.send(*controls.borrow_and_update())),
         }
+    }
+}
+
+/// Sends no more requests, unless the run is ending anyway.
+fn finish(control: &watch::Sender<RunControl>) {
+    control.send_if_modified(|control| match control {
+        RunControl::GoOn => {
+            *control = RunControl::Finish;
+            true
+        }
+        _ => false,
+    });
+}
+
+/// Waits until another tenant needs the slot. A batch whose planning `took` long runs longer, so
+/// that planning is a small part of it.
+async fn wait_until_wanted(batches: &Batches, slot: &RunSlot, took: Duration) {
+    sleep(TURN.max(took * WORTH)).await;
+    while !slot.is_wanted(batches.worker.gateway().now()) {
+        sleep(PAUSE).await;
     }
 }

@@ -1,7 +1,9 @@
 //! Uploads: a multipart body, streamed into the store within size and quota limits.
 
-use crate::batches::{Batches, UPLOADS};
+use crate::batches::Batches;
 use crate::error::BatchError;
+use crate::quota::check_entry_quota;
+use crate::upload_pace::UploadPace;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -18,6 +20,8 @@ use wornpath_jobs::{FileEntry, Store, StoreError};
 
 /// Maximum bytes of a form field other than the file.
 const MOST_FIELD: usize = 4 << 10;
+/// How much longer than a chunk an upload may be too slow.
+const SLACK: Duration = Duration::from_secs(5);
 /// Chunks that may wait to be written.
 const WAITING: usize = 8;
 /// How long the rest of a refused upload is discarded before the error response: a client may not
@@ -91,9 +95,9 @@ async fn receive(
     let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
         BatchError::invalid("uploads must be multipart/form-data with `purpose` and `file`", None)
     })?;
-    let _permit =
-        batches.uploads.try_acquire().map_err(|_| BatchError::busy("uploads", UPLOADS))?;
-    let time = batches.worker.gateway().settings().limits.body_time;
+    let _slot = batches.uploads.take(owner).map_err(|limit| BatchError::busy("uploads", limit))?;
+    check_entry_quota(batches, owner).await?;
+    let mut pace = BodyPace::start(batches);
     let mut reservation = batches.storage_quotas.begin(owner);
     let tenant = owner.to_owned();
     let most = batches.rules.quota.bytes;
@@ -102,7 +106,7 @@ async fn receive(
     let mut writing = None;
     let mut bytes = 0;
     let mut events = Vec::new();
-    while let Some(data) = next(body, time).await? {
+    while let Some(data) = pace.next(body).await? {
         bytes += data.len() as u64;
         if bytes > batches.rules.most_bytes {
             let message =
@@ -139,17 +143,38 @@ async fn receive(
     Ok(kept)
 }
 
-/// The next chunk. A file may be long, so the timeout is per chunk.
-async fn next(body: &mut Incoming, time: Duration) -> Result<Option<Bytes>, BatchError> {
-    loop {
-        let frame = timeout(time, body.frame()).await;
-        let frame = frame.map_err(|_| BatchError::timeout("upload", time))?;
-        let Some(frame) = frame else { return Ok(None) };
-        let frame = frame.map_err(|_| {
-            BatchError::invalid("connection closed before the end of the upload", None)
-        })?;
-        if let Ok(data) = frame.into_data() {
-            return Ok(Some(data));
+/// The pace of a body. A file may be long, so there is a timeout for each chunk, and a minimum rate.
+struct BodyPace<'a> {
+    batches: &'a Batches,
+    /// The timeout of a chunk.
+    time: Duration,
+    pace: UploadPace,
+}
+
+impl<'a> BodyPace<'a> {
+    fn start(batches: &'a Batches) -> Self {
+        let gateway = batches.worker.gateway();
+        let time = gateway.settings().limits.body_time;
+        Self { batches, time, pace: UploadPace::start(gateway.now(), time.saturating_add(SLACK)) }
+    }
+
+    /// The next chunk.
+    async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, BatchError> {
+        loop {
+            let left = self.pace.left(self.batches.worker.gateway().now());
+            let frame = timeout(self.time.min(left), body.frame()).await;
+            let frame = frame.map_err(|_| match left < self.time {
+                true => BatchError::too_slow(),
+                false => BatchError::timeout("upload", self.time),
+            })?;
+            let Some(frame) = frame else { return Ok(None) };
+            let frame = frame.map_err(|_| {
+                BatchError::invalid("connection closed before the end of the upload", None)
+            })?;
+            if let Ok(data) = frame.into_data() {
+                self.pace.received(self.batches.worker.gateway().now(), data.len());
+                return Ok(Some(data));
+            }
         }
     }
 }
@@ -179,6 +204,7 @@ fn begin(batches: &Arc<Batches>, owner: &str, form: &UploadForm, filename: Strin
         bytes: 0,
         created_at: now,
         expires_at: form.expires_after.map(|seconds| now.saturating_add(seconds)),
+        crc: None,
         of: None,
     };
     let store = Arc::clone(&batches.store);

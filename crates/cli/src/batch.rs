@@ -1,4 +1,7 @@
-//! `wornpath batch`: submit, list, watch, cancel and retry batches on a gateway.
+//! `wornpath batch`: submit, list, watch, cancel and retry batches on a gateway, and check a
+//! gateway's folder.
+
+mod verify;
 
 use crate::broken_pipe::BrokenPipe;
 use crate::http::{Endpoint, HttpClient, HttpError, TlsArguments, is_tls_rejection};
@@ -16,7 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a poll is retried while the gateway is unreachable, as during a restart.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`)
+/// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`), or check
+/// its folder
 #[derive(Args)]
 pub(crate) struct BatchArguments {
     #[command(subcommand)]
@@ -33,6 +37,20 @@ pub(crate) struct BatchArguments {
 
 #[derive(Subcommand)]
 enum BatchCommand {
+    #[command(flatten)]
+    OnGateway(GatewayCommand),
+    /// Check the folder of a gateway that is not running; exits with 1 if anything is damaged
+    ///
+    /// Compares every upload and every result with the length and the checksum that were recorded
+    /// when it was stored, and prints what is damaged. Changes nothing, and calls no gateway.
+    Verify {
+        /// Folder of `wornpath serve --batches`
+        folder: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum GatewayCommand {
     /// Upload a file of batch lines and create a batch from it
     Submit {
         /// File of batch lines, one JSON object a line
@@ -84,19 +102,23 @@ enum BatchCommand {
 }
 
 pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let command = match &arguments.command {
+        BatchCommand::OnGateway(command) => command,
+        BatchCommand::Verify { folder } => return verify::run(folder, &mut BrokenPipe(out)),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let endpoint = Endpoint::new("the gateway", "--gateway", &arguments.gateway, &arguments.tls)?;
     let gateway = HttpClient::new(endpoint, arguments.api_key.as_deref())?;
-    runtime.block_on(run_command(&arguments.command, &gateway, out))
+    runtime.block_on(run_command(command, &gateway, out))
 }
 
 async fn run_command(
-    command: &BatchCommand,
+    command: &GatewayCommand,
     gateway: &HttpClient,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     match command {
-        BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
+        GatewayCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
             let out = &mut BrokenPipe(out);
             let uploaded = gateway.upload(file).await?;
             let mut batch = json!({
@@ -122,7 +144,7 @@ async fn run_command(
                 return watch(gateway, id, out).await;
             }
         }
-        BatchCommand::List => {
+        GatewayCommand::List => {
             let mut after = String::new();
             loop {
                 let page = gateway.get(&format!("/v1/batches?limit=100{after}")).await?;
@@ -136,12 +158,12 @@ async fn run_command(
                 after = format!("&after={last}");
             }
         }
-        BatchCommand::Watch { id } => return watch(gateway, checked_id(id)?, out).await,
-        BatchCommand::Results { id } => {
+        GatewayCommand::Watch { id } => return watch(gateway, checked_id(id)?, out).await,
+        GatewayCommand::Results { id } => {
             let id = checked_id(id)?;
             gateway.download(&format!("/v1/batches/{id}/results"), out).await?;
         }
-        BatchCommand::Errors { id } => {
+        GatewayCommand::Errors { id } => {
             let batch = gateway.get(&format!("/v1/batches/{}", checked_id(id)?)).await?;
             if let Some(file) = batch["error_file_id"].as_str() {
                 gateway.download(&format!("/v1/files/{file}/content"), out).await?;
@@ -155,14 +177,14 @@ async fn run_command(
                 );
             }
         }
-        BatchCommand::Cancel { id } => {
+        GatewayCommand::Cancel { id } => {
             let id = checked_id(id)?;
             print_summary(
                 &gateway.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?,
                 out,
             )?;
         }
-        BatchCommand::Retry { id } => {
+        GatewayCommand::Retry { id } => {
             let id = checked_id(id)?;
             print_summary(
                 &gateway.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?,

@@ -4,9 +4,9 @@ use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wornpath_index::Moment;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
+use wornpath_index::Moment;
 use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
 use wornpath_routing::{ByteTokenizer, Problems, TextTokenizer, Tokenize};
 

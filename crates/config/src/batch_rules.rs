@@ -42,6 +42,8 @@ pub struct BatchQuota {
     pub bytes: u64,
     /// Unfinished batches.
     pub batches: usize,
+    /// Total size of the entries of its files and batches, ended ones included.
+    pub entries: u64,
 }
 
 /// Rules of the batch service.
@@ -61,6 +63,8 @@ pub struct BatchRules {
     pub priority: Option<i32>,
     /// Quota of each owner.
     pub quota: BatchQuota,
+    /// Memory for the responses of all batches, while they are read and until they are written.
+    pub answers: usize,
     /// Memory for block hashes while a batch is planned; the rest spills to disk.
     pub planning_memory: usize,
     /// Retention time of a finished batch and its results.
@@ -78,7 +82,8 @@ impl BatchRules {
             window: NonZeroUsize::new(128).expect("128 is not zero"),
             block_size: NonZeroUsize::new(16).expect("16 is not zero"),
             priority: None,
-            quota: BatchQuota { bytes: 64 << 30, batches: 1_000 },
+            quota: BatchQuota { bytes: 64 << 30, batches: 1_000, entries: 64 << 20 },
+            answers: 256 << 20,
             planning_memory: 64 << 20,
             keep: Duration::from_secs(30 * 86_400),
         }

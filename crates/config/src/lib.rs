@@ -34,9 +34,7 @@ pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
-pub use secret::{
-    DigestError, ExposedSecret, KeyDigest, KeyError, SecretFile, authorization,
-};
+pub use secret::{DigestError, ExposedSecret, KeyDigest, KeyError, SecretFile, authorization};
 pub use sections::discovery::DiscoveryConfig;
 pub use sections::listen::{Listen, ListenerGuard};
 pub use sections::models::{ModelConfig, TokenizerChoice};
@@ -44,8 +42,8 @@ pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
-    GatewayLimits, IsolationRules, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings, Settings,
-    TelemetrySettings, TenantSettings,
+    GatewayLimits, IsolationRules, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings,
+    Settings, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

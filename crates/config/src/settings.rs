@@ -1,9 +1,9 @@
 //! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
+use crate::engine_priority::PriorityRange;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
-use crate::engine_priority::PriorityRange;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;

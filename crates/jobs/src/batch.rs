@@ -18,7 +18,7 @@ pub type UnixTime = u64;
 pub enum BatchStatus {
     /// Its lines are being validated.
     Validating,
-    /// Its lines are invalid; no request was sent.
+    /// Its lines are invalid and no request was sent, or its files were damaged in the store.
     Failed,
     /// Its requests are being computed.
     InProgress,
@@ -60,7 +60,10 @@ impl BatchStatus {
         matches!(
             (self, next),
             (Self::Validating, Self::Failed | Self::InProgress | Self::Cancelling | Self::Expired)
-                | (Self::InProgress, Self::Finalizing | Self::Cancelling | Self::Expired)
+                | (
+                    Self::InProgress,
+                    Self::Failed | Self::Finalizing | Self::Cancelling | Self::Expired
+                )
                 | (Self::Finalizing, Self::Completed)
                 | (Self::Cancelling, Self::Cancelled)
         )
@@ -133,6 +136,16 @@ pub struct NewBatch {
     pub metadata: Option<Map<String, Value>>,
 }
 
+/// The most characters of a shown problem. A message may quote a line, and the journal keeps it.
+const MOST_SHOWN: usize = 512;
+
+fn shortened(message: &str) -> String {
+    match message.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
+}
+
 impl Batch {
     /// A batch that is not validated yet.
     #[must_use]
@@ -171,6 +184,12 @@ impl Batch {
         self.created_at
     }
 
+    /// When it reached its current status.
+    #[must_use]
+    pub fn changed_at(&self) -> UnixTime {
+        self.reached.last().map_or(self.created_at, |(_, time)| *time)
+    }
+
     /// When it reached its final status, if it has.
     #[must_use]
     pub fn ended_at(&self) -> Option<UnixTime> {
@@ -195,10 +214,10 @@ impl Batch {
         Ok(())
     }
 
-    /// Fails the batch because of invalid lines.
+    /// Fails the batch because of invalid lines, or of files that were damaged in the store.
     ///
     /// # Errors
-    /// If it is not being validated.
+    /// If it is neither being validated nor in progress.
     pub fn fail(
         &mut self,
         problems: &[(Option<usize>, LineProblem)],
@@ -207,7 +226,7 @@ impl Batch {
         self.reach(BatchStatus::Failed, now)?;
         let shown = |(line, problem): &(Option<usize>, LineProblem)| ShownProblem {
             code: problem.code.to_owned(),
-            message: problem.message.clone(),
+            message: shortened(&problem.message),
             param: problem.param.map(str::to_owned),
             line: *line,
         };
@@ -310,6 +329,17 @@ mod tests {
         let json = batch.to_json();
         assert_eq!((&json["in_progress_at"], &json["completed_at"]), (&json!(101), &json!(106)));
         assert_eq!((&json["cancelled_at"], &json["expires_at"]), (&Value::Null, &json!(86_500)));
+    }
+
+    #[test]
+    fn a_problem_that_quotes_a_long_line_is_shortened() {
+        let mut batch = batch();
+        let message = "é".repeat(1 << 20);
+        let problem = LineProblem { code: "duplicate_custom_id", message, param: None };
+        batch.fail(&[(Some(1), problem)], 101).unwrap();
+        let json = batch.to_json();
+        let shown = json["errors"]["data"][0]["message"].as_str().unwrap();
+        assert_eq!(shown, format!("{}…", "é".repeat(512)));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::reply::{LineReply, ReplyError};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use wornpath_planner::Plan;
 
 /// Groups of identical lines: one is computed, and the others get its response.
@@ -56,6 +57,37 @@ pub(crate) struct CopyBatch {
     pub(crate) reply: SharedReply,
 }
 
+impl CopyBatch {
+    /// The bytes of its records, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.len().saturating_mul(body_bytes(&self.reply))
+    }
+}
+
+fn body_bytes(reply: &Result<LineReply, ReplyError>) -> usize {
+    reply.as_ref().map_or(0, |reply| reply.body.len())
+}
+
+/// Bytes of copies that are not written yet; they count until this is dropped.
+#[derive(Debug)]
+pub(crate) struct CopiedBytes {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl CopiedBytes {
+    pub(crate) fn add(all: &Arc<AtomicUsize>, bytes: usize) -> Self {
+        all.fetch_add(bytes, Relaxed);
+        Self { all: Arc::clone(all), bytes }
+    }
+}
+
+impl Drop for CopiedBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
 impl CopyProgress {
     pub(crate) const fn of(groups: DedupGroups) -> Self {
         Self { groups, replies: VecDeque::new(), in_progress: 0 }
@@ -74,9 +106,10 @@ impl CopyProgress {
         }
     }
 
-    /// The next lines to make records for, at most so many.
-    pub(crate) fn next(&mut self, most: usize) -> Option<CopyBatch> {
+    /// The next lines to make records for, at most so many, and of about so many bytes.
+    pub(crate) fn next(&mut self, most: usize, most_bytes: usize) -> Option<CopyBatch> {
         let (reply, range) = self.replies.front_mut()?;
+        let most = most.min(most_bytes / body_bytes(reply).max(1)).max(1);
         let end = range.end.min(range.start + most);
         let lines = self.groups.pairs[range.start..end].iter().map(|(_, copy)| *copy).collect();
         let batch = CopyBatch { lines, reply: Arc::clone(reply) };

@@ -16,6 +16,14 @@ pub trait Disk: Send + Sync {
     /// The error of the system.
     fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>>;
 
+    /// Opens a file to read.
+    ///
+    /// # Errors
+    /// The error of the system, also if it does not exist.
+    fn open_existing(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
+        if self.exists(path) { self.open(path) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
     /// Whether the file exists.
     fn exists(&self, path: &Path) -> bool;
 
@@ -100,6 +108,10 @@ impl Disk for RealDisk {
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).mode(0o600).open(path)?;
         Ok(Box::new(file))
+    }
+
+    fn open_existing(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
+        Ok(Box::new(File::open(path)?))
     }
 
     fn exists(&self, path: &Path) -> bool {

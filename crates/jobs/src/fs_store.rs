@@ -5,49 +5,47 @@
 //! names it and removed after the journal has dropped it, so a crash leaves at most orphans, which
 //! are removed when the store is opened. The journal has its first frame before there is any file:
 //! an empty one next to files means that the journal was lost, and the store is refused. The
-//! progress of a running batch is in its results alone. When most entries of the journal are
-//! outdated, it is compacted ([`Journal::replace`]).
+//! progress of a running batch is in its results alone. When most of the journal is outdated, it
+//! is compacted ([`Journal::replace`]): at the start, by the sweep, and at once if it has grown to
+//! several times what counts.
 //!
 //! Limit: the folder belongs to one process, so a lease always covers a whole batch, and lasts
 //! until the next.
 
+mod layout;
 mod open_files;
 mod removal;
+mod state;
+mod verify;
+
+pub use verify::{FolderReport, verify};
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
+use crate::byte_check::ByteCheck;
+use crate::committed_files::CommittedFiles;
 use crate::disk::{Disk, StoredFile};
+use crate::file_entry::FileEntry;
 use crate::journal::Journal;
 use crate::record::{LineRecord, Publish, RecordKind};
-use crate::results::{InputMark, ResultPaths, Results};
-use crate::store::{BatchState, FileEntry, Lease, Store};
+use crate::result_log::{InputMark, ResultPaths};
+use crate::results::Results;
+use crate::store::{BatchState, Lease, Store};
 use crate::store_error::StoreError;
 use open_files::OpenFiles;
-use serde::{Deserialize, Serialize};
+use state::{JournalEntry, StoreState};
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A change in the journal.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum JournalEntry {
-    /// The first entry of a journal.
-    Founded,
-    File(FileEntry),
-    Batch(Box<Batch>),
-    Begun(String, InputMark),
-    /// A file was removed.
-    Gone(String),
-    /// The results of a batch were removed, and the batch is kept.
-    Dropped(String),
-    /// A batch was removed, with its results and their files.
-    Forgotten(String),
-}
-
-/// The outdated entries that a journal may have before it is compacted.
+/// The outdated entries and bytes that a journal may have before it is compacted.
 const COMPACTION_SLACK: usize = 1_000;
+const COMPACTION_SLACK_BYTES: u64 = 1 << 20;
+/// How many times the bytes that count a journal may have, before the sweep compacts it,
+const OUTDATED: u64 = 2;
+/// and before the change that makes it so long does.
+const OUTGROWN: u64 = 4;
 
 /// A store in a local folder.
 pub struct FsStore {
@@ -57,22 +55,15 @@ pub struct FsStore {
 }
 
 struct StoreInner {
+    disk: Arc<dyn Disk>,
     journal: Journal,
     state: StoreState,
     /// Of batches that have not ended and were accessed since the start.
     results: BTreeMap<String, Results>,
     /// Results of ended batches that are being read.
-    ended: OpenFiles<Results>,
+    ended: OpenFiles<CommittedFiles>,
     /// Files that are being read.
     opened: OpenFiles<dyn StoredFile>,
-}
-
-#[derive(Default)]
-struct StoreState {
-    files: BTreeMap<String, FileEntry>,
-    batches: BTreeMap<String, Batch>,
-    /// The input of each batch that has results.
-    begun: BTreeMap<String, InputMark>,
 }
 
 impl std::fmt::Debug for FsStore {
@@ -81,74 +72,34 @@ impl std::fmt::Debug for FsStore {
     }
 }
 
-impl StoreState {
-    fn apply(&mut self, change: JournalEntry) {
-        match change {
-            JournalEntry::Founded => {}
-            JournalEntry::File(file) => drop(self.files.insert(file.id.clone(), file)),
-            JournalEntry::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
-            JournalEntry::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
-            JournalEntry::Gone(file) => drop(self.files.remove(&file)),
-            JournalEntry::Dropped(batch) => drop(self.begun.remove(&batch)),
-            JournalEntry::Forgotten(batch) => {
-                self.batches.remove(&batch);
-                self.begun.remove(&batch);
-                self.files.retain(|_, file| file.of.as_ref().is_none_or(|(of, _)| *of != batch));
-            }
-        }
-    }
-
-    /// The shortest journal with this state.
-    fn changes(&self) -> Vec<JournalEntry> {
-        let files = self.files.values().cloned().map(JournalEntry::File);
-        let batches =
-            self.batches.values().cloned().map(|batch| JournalEntry::Batch(Box::new(batch)));
-        let begun =
-            self.begun.iter().map(|(batch, mark)| JournalEntry::Begun(batch.clone(), *mark));
-        std::iter::once(JournalEntry::Founded).chain(files).chain(batches).chain(begun).collect()
-    }
-
-    fn entries(&self) -> usize {
-        self.files.len() + self.batches.len() + self.begun.len()
-    }
-
-    fn file(&self, id: &str) -> Result<&FileEntry, StoreError> {
-        self.files.get(id).ok_or_else(|| StoreError::Missing(format!("file `{id}`")))
-    }
-
-    fn batch(&self, id: &str) -> Result<&Batch, StoreError> {
-        self.batches.get(id).ok_or_else(|| StoreError::Missing(format!("batch `{id}`")))
-    }
-
-    fn leased(&self, lease: &Lease) -> Result<&Batch, StoreError> {
-        let batch = self.batch(&lease.batch)?;
-        if batch.epoch != lease.epoch || batch.status().is_final() {
-            return Err(StoreError::Fenced(lease.batch.clone()));
-        }
-        Ok(batch)
-    }
-}
-
 impl StoreInner {
     /// Appends a change to the journal, and only then applies it.
     fn commit(&mut self, change: JournalEntry) -> Result<(), StoreError> {
-        self.journal.append(&json(&change))?;
+        self.journal.append(&change.json())?;
         self.state.apply(change);
+        if self.is_longer(OUTGROWN) {
+            // The change counts, whether or not the journal can be shortened now. The next one
+            // tries again.
+            let _ = self.compact();
+        }
         Ok(())
     }
 
-    /// Compacts the journal if most of its entries are outdated.
-    fn compact(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
-        if self.journal.frames() <= 2 * self.state.entries() + COMPACTION_SLACK {
-            return Ok(());
-        }
-        let entries: Vec<_> = self.state.changes().iter().map(json).collect();
-        self.journal.replace(disk, &entries)
+    /// Compacts the journal if most of its entries or bytes are outdated.
+    fn compact_outdated(&mut self) -> Result<(), StoreError> {
+        let is_outdated = self.journal.frames() > 2 * self.state.entries() + COMPACTION_SLACK;
+        if is_outdated || self.is_longer(OUTDATED) { self.compact() } else { Ok(()) }
     }
-}
 
-fn json(change: &JournalEntry) -> Vec<u8> {
-    serde_json::to_vec(change).expect("entries are always JSON")
+    /// Whether the journal has more than so many times the bytes that count.
+    fn is_longer(&self, times: u64) -> bool {
+        self.journal.bytes() > times * self.state.bytes() + COMPACTION_SLACK_BYTES
+    }
+
+    fn compact(&mut self) -> Result<(), StoreError> {
+        let entries: Vec<_> = self.state.changes().map(|entry| entry.json()).collect();
+        self.journal.replace(&*self.disk, &entries)
+    }
 }
 
 impl FsStore {
@@ -167,13 +118,14 @@ impl FsStore {
             Ok(())
         })?;
         let mut inner = StoreInner {
+            disk: Arc::clone(&disk),
             journal,
             state,
             results: BTreeMap::new(),
             ended: OpenFiles::default(),
             opened: OpenFiles::default(),
         };
-        inner.compact(&*disk)?;
+        inner.compact_outdated()?;
         let store = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
         store.begin_journal()?;
         store.remove_orphans()?;
@@ -185,26 +137,28 @@ impl FsStore {
     }
 
     fn path_of(&self, file: &str) -> PathBuf {
-        self.folder.join("files").join(file)
+        layout::file_path(&self.folder, file)
     }
 
     fn paths_of(&self, batch: &str) -> ResultPaths {
-        let path = |suffix: &str| self.folder.join("results").join(format!("{batch}{suffix}"));
-        ResultPaths {
-            output: path(".output.jsonl"),
-            errors: path(".errors.jsonl"),
-            log: path(".log"),
-        }
+        layout::result_paths(&self.folder, batch)
     }
 
     fn open_file(&self, path: &Path) -> Result<Box<dyn StoredFile>, StoreError> {
         self.disk.open(path).map_err(StoreError::io("open", path))
     }
 
-    fn open_results(&self, state: &StoreState, batch: &str) -> Result<Results, StoreError> {
-        let mark = state.begun.get(batch).copied();
-        let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
-        Results::open(&*self.disk, &self.paths_of(batch), mark)
+    /// Opens a stored file to read. Unlike a file system that is unwell, one that does not have the
+    /// file will not have it later.
+    fn open_stored(&self, entry: &FileEntry) -> Result<Box<dyn StoredFile>, StoreError> {
+        let path = match &entry.of {
+            Some((batch, kind)) => self.paths_of(batch).of(*kind).clone(),
+            None => self.path_of(&entry.id),
+        };
+        self.disk.open_existing(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ByteCheck::file(entry).lost(),
+            _ => StoreError::io("open", &path)(error),
+        })
     }
 
     /// The results of a batch that has not ended, if it has any.
@@ -215,7 +169,9 @@ impl FsStore {
     ) -> Result<&'a mut Results, StoreError> {
         let StoreInner { state, results, .. } = inner;
         if !results.contains_key(batch) {
-            results.insert(batch.to_owned(), self.open_results(state, batch)?);
+            let mark = begun_as(state, batch)?;
+            let opened = Results::open(&*self.disk, &self.paths_of(batch), mark)?;
+            results.insert(batch.to_owned(), opened);
         }
         Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
     }
@@ -224,36 +180,62 @@ impl FsStore {
     fn with_results<T>(
         &self,
         batch: &str,
-        read: impl FnOnce(&Results) -> Result<T, StoreError>,
+        read: impl FnOnce(&CommittedFiles) -> Result<T, StoreError>,
     ) -> Result<Option<T>, StoreError> {
         let mut inner = self.lock();
+        let counts = inner.state.batch(batch)?.counts;
         let has_ended = inner.state.batch(batch)?.status().is_final();
         if !inner.state.begun.contains_key(batch) {
             return Ok(None);
         }
         if !has_ended {
-            return read(self.results(&mut inner, batch)?).map(Some);
+            return read(self.results(&mut inner, batch)?.committed()).map(Some);
         }
         let StoreInner { state, ended, .. } = &mut *inner;
-        let results = ended.get(batch, || Ok(Box::new(self.open_results(state, batch)?)))?;
-        read(&results).map(Some)
+        let files = ended.get(batch, || {
+            let mark = begun_as(state, batch)?;
+            let paths = self.paths_of(batch);
+            CommittedFiles::open_ended(&*self.disk, &paths, mark, counts).map(Box::new)
+        })?;
+        read(&files).map(Some)
     }
 
     /// A batch with the counts of its results.
     fn with_counts(&self, inner: &mut StoreInner, mut batch: Batch) -> Result<Batch, StoreError> {
         // The entry of an ended batch has its counts.
         if inner.state.begun.contains_key(&batch.id) && !batch.status().is_final() {
-            let results = self.results(inner, &batch.id)?;
-            batch.counts = results.counts();
-            batch.usage = results.usage();
+            match self.results(inner, &batch.id) {
+                Ok(results) => {
+                    batch.counts = results.counts();
+                    batch.usage = results.usage();
+                }
+                // The batch is there, whatever became of its results.
+                Err(StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(batch)
     }
 
-    /// Writes a file, and makes it durable.
-    fn write_file(&self, path: &Path, content: &mut dyn Read) -> Result<u64, StoreError> {
+    /// The result file of a batch that has ended, unless its owner has deleted it.
+    fn result_file(&self, batch: &str, kind: RecordKind) -> Result<Option<String>, StoreError> {
+        let inner = self.lock();
+        let ended = inner.state.batch(batch)?;
+        let id = match kind {
+            RecordKind::Output => &ended.output_file_id,
+            RecordKind::Error => &ended.error_file_id,
+        };
+        let is_there =
+            |id: &&String| ended.status().is_final() && inner.state.files.contains_key(*id);
+        Ok(id.as_ref().filter(is_there).cloned())
+    }
+
+    /// Writes a file, and makes it durable. Sets its length and checksum.
+    fn write_file(&self, entry: &mut FileEntry, content: &mut dyn Read) -> Result<(), StoreError> {
+        let path = &*self.path_of(&entry.id);
         let mut file = self.open_file(path)?;
         let mut buffer = vec![0; 1 << 16];
+        let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
         loop {
             let count = content.read(&mut buffer).map_err(StoreError::io("receive", path))?;
@@ -261,13 +243,22 @@ impl FsStore {
                 break;
             }
             file.append(&buffer[..count]).map_err(StoreError::io("write", path))?;
+            crc.update(&buffer[..count]);
             bytes += count as u64;
         }
         file.sync().map_err(StoreError::io("sync", path))?;
         let folder = self.folder.join("files");
         self.disk.sync_folder(&folder).map_err(StoreError::io("sync", &folder))?;
-        Ok(bytes)
+        entry.bytes = bytes;
+        entry.crc = Some(crc.finalize());
+        Ok(())
     }
+}
+
+/// The input that the results of a batch were begun with.
+fn begun_as(state: &StoreState, batch: &str) -> Result<InputMark, StoreError> {
+    let mark = state.begun.get(batch).copied();
+    mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))
 }
 
 impl Store for FsStore {
@@ -276,18 +267,22 @@ impl Store for FsStore {
         mut entry: FileEntry,
         content: &mut dyn Read,
     ) -> Result<FileEntry, StoreError> {
-        let path = self.path_of(&entry.id);
-        let written = match &entry.of {
-            Some(_) => Ok(entry.bytes),
-            None => self.write_file(&path, content),
-        };
-        let committed = written.and_then(|bytes| {
-            entry.bytes = bytes;
-            self.lock().commit(JournalEntry::File(entry.clone()))
-        });
+        if let Some((batch, kind)) = entry.of.clone() {
+            let published = self
+                .with_results(&batch, |files| Ok((files.ends()[kind.index()], files.crc(kind))))?;
+            if let Some((bytes, crc)) = published {
+                entry.bytes = bytes;
+                entry.crc = Some(crc);
+            }
+            self.lock().commit(JournalEntry::File(entry.clone()))?;
+            return Ok(entry);
+        }
+        let written = self.write_file(&mut entry, content);
+        let committed =
+            written.and_then(|()| self.lock().commit(JournalEntry::File(entry.clone())));
         if let Err(error) = committed {
             // A file that cannot be removed now is removed at the next start.
-            let _ = self.disk.remove(&path);
+            let _ = self.disk.remove(&self.path_of(&entry.id));
             return Err(error);
         }
         Ok(entry)
@@ -308,15 +303,22 @@ impl Store for FsStore {
     fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
         let mut inner = self.lock();
         let entry = inner.state.file(id)?.clone();
-        if let Some((batch, kind)) = entry.of {
-            drop(inner);
-            return self.read_results(&batch, kind, offset, buffer);
+        let mut most = buffer.len();
+        if let Some((batch, kind)) = &entry.of {
+            let of = inner.state.batches.get(batch);
+            if !of.is_some_and(|batch| batch.status().is_final()) {
+                drop(inner);
+                return self.read_results(batch, *kind, offset, buffer);
+            }
+            // Bytes behind the committed end do not count.
+            let left = entry.bytes.saturating_sub(offset);
+            most = most.min(usize::try_from(left).unwrap_or(usize::MAX));
         }
-        let path = self.path_of(id);
-        let file = inner.opened.get(id, || self.open_file(&path))?;
+        let file = inner.opened.get(id, || self.open_stored(&entry))?;
         // Reads do not hold the lock.
         drop(inner);
-        file.read_at(buffer, offset).map_err(StoreError::io("read", &path))
+        let read = file.read_at(&mut buffer[..most], offset);
+        read.map_err(StoreError::io("read", &self.path_of(id)))
     }
 
     fn remove_file(&self, id: &str) -> Result<(), StoreError> {
@@ -345,6 +347,10 @@ impl Store for FsStore {
         batches.into_iter().map(|batch| self.with_counts(&mut inner, batch)).collect()
     }
 
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError> {
+        Ok(self.lock().state.bytes_of(owner))
+    }
+
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
         let inner = self.lock();
         let open = inner.state.batches.values().filter(|batch| !batch.status().is_final());
@@ -352,8 +358,8 @@ impl Store for FsStore {
     }
 
     fn result_bytes(&self, batch: &str, kind: RecordKind) -> Result<u64, StoreError> {
-        let ends = self.with_results(batch, |results| Ok(results.ends()))?.unwrap_or_default();
-        Ok(ends[usize::from(kind == RecordKind::Error)])
+        let ends = self.with_results(batch, |files| Ok(files.ends()))?.unwrap_or_default();
+        Ok(ends[kind.index()])
     }
 
     fn change(
@@ -431,6 +437,12 @@ impl Store for FsStore {
         Ok(BatchState { counts: results.counts(), usage: results.usage(), missing })
     }
 
+    fn begun(&self, batch: &str) -> Result<Option<InputMark>, StoreError> {
+        let inner = self.lock();
+        inner.state.batch(batch)?;
+        Ok(inner.state.begun.get(batch).copied())
+    }
+
     fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
         let mut inner = self.lock();
         inner.state.leased(lease)?;
@@ -444,8 +456,30 @@ impl Store for FsStore {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError> {
-        let read = self.with_results(batch, |results| results.read(kind, offset, buffer))?;
+        if let Some(file) = self.result_file(batch, kind)? {
+            return self.read_file(&file, offset, buffer);
+        }
+        let read = self.with_results(batch, |files| files.read(kind, offset, buffer))?;
         Ok(read.unwrap_or(0))
+    }
+
+    fn check_results(
+        &self,
+        batch: &str,
+        kind: RecordKind,
+        offset: u64,
+    ) -> Result<ByteCheck, StoreError> {
+        if let Some(file) = self.result_file(batch, kind)? {
+            return self.check_file(&file);
+        }
+        let check = self.with_results(batch, |files| Ok(files.check(batch, kind, offset)))?;
+        Ok(check.unwrap_or_else(|| ByteCheck::nothing(batch)))
+    }
+
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError> {
+        let inner = self.lock();
+        let files = inner.state.files.values().map(|file| file.created_at);
+        Ok(files.chain(inner.state.batches.values().map(Batch::changed_at)).max())
     }
 
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {

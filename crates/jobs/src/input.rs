@@ -8,7 +8,7 @@ use crate::external_sort::{ExternalSort, ExternalSortError};
 use crate::identity::{Identical, identity};
 use crate::line::{BatchLine, LineForm, LineProblem};
 use crate::prompt_hash::{PromptHasher, rendered};
-use crate::results::InputMark;
+use crate::result_log::InputMark;
 use std::collections::HashSet;
 use std::io::{self, BufRead, Read};
 use wornpath_execution::field;

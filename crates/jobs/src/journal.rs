@@ -62,6 +62,11 @@ impl Journal {
         self.frames
     }
 
+    /// The bytes of its frames.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.end
+    }
+
     /// Replaces the journal by one with these payloads; a crash leaves the one or the other. After
     /// an error the journal is unchanged.
     pub(crate) fn replace(
@@ -109,6 +114,28 @@ impl Journal {
         self.is_dirty = false;
         self.frames += 1;
         Ok(())
+    }
+}
+
+/// Passes every payload of a journal to `each`, and changes nothing. Bytes that a crash left behind
+/// the last frame are no damage.
+pub(crate) fn replay(
+    file: &dyn StoredFile,
+    path: &Path,
+    mut each: impl FnMut(&[u8]) -> Result<(), &'static str>,
+) -> Result<(), StoreError> {
+    let bytes = whole(file).map_err(StoreError::io("read", path))?;
+    let found = scan(&bytes);
+    let damaged = |offset, what| StoreError::Damaged { path: path.to_owned(), offset, what };
+    let mut offset = 0;
+    for payload in &found.payloads {
+        each(payload).map_err(|what| damaged(offset, what))?;
+        offset += frame(payload).len() as u64;
+    }
+    match found.tail {
+        Tail::Damaged => Err(damaged(offset, "bytes that are no frame, followed by a frame")),
+        Tail::Torn if found.payloads.is_empty() => Err(damaged(0, "it has no frame")),
+        Tail::Clean | Tail::Torn => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Engines that a run calls directly, without a gateway in between, and inputs in local files.
 
+use crate::answer_budget::{AnswerBudget, AnswerHold};
 use crate::assemble::{Assembler, streaming, whole};
 use crate::engines::{EngineHealth, LineDispatch, LineSource, Outgoing, Prefilled};
 use crate::input::LineSpan;
@@ -21,8 +22,8 @@ use wornpath_execution::{
 };
 use wornpath_planner::PodLoad;
 
-/// The most bytes of a response.
-const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// The memory for metrics pages.
+const PROBE_BYTES: usize = 32 << 20;
 /// The timeout of a health query.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -35,6 +36,8 @@ pub struct BatchPods {
     timeouts: Timeouts,
     authorization: Option<HeaderValue>,
     read_load: ReadLoad,
+    answers: AnswerBudget,
+    probes: AnswerBudget,
 }
 
 struct CallTarget<'a> {
@@ -65,7 +68,9 @@ impl BatchPods {
         let endpoint =
             |url: &String| Endpoint::new(url, rules, 1)?.with_egress_policy(&policy).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, timeouts, authorization, read_load })
+        let answers = AnswerBudget::default();
+        let probes = AnswerBudget::new(PROBE_BYTES);
+        Ok(Self { endpoints, timeouts, authorization, read_load, answers, probes })
     }
 
     async fn call(
@@ -118,9 +123,10 @@ impl BatchPods {
             request_id: header("x-request-id"),
             body: Bytes::new(),
             retry_after: retry_after.map(Duration::from_secs),
+            held: AnswerHold::default(),
         };
         let headers = answer.head.headers;
-        reply.body = read_whole(&headers, answer.body).await?;
+        (reply.body, reply.held) = read_whole(&headers, answer.body, &self.answers).await?;
         Ok(reply)
     }
 }
@@ -144,7 +150,7 @@ impl LineDispatch for BatchPods {
         };
         let target = CallTarget { method: Method::GET, path: "/metrics" };
         let page = self.call(pod, target, Bytes::new(), timeouts).await.ok()?;
-        let page = read_whole(&page.head.headers, page.body).await.ok()?;
+        let (page, _) = read_whole(&page.head.headers, page.body, &self.probes).await.ok()?;
         let pod_state = (self.read_load)(&String::from_utf8_lossy(&page));
         Some(EngineHealth { pod_state, ceiling: usize::MAX })
     }
@@ -157,11 +163,16 @@ fn reply_error(error: &CallError) -> ReplyError {
     }
 }
 
-/// Reads a response to its end; a stream is assembled to what it would be without streaming.
+/// Reads a response to its end; a stream is assembled to what it would be without streaming. Its
+/// bytes come from a budget: it waits for some while others have them.
 ///
 /// # Errors
 /// If the connection is lost, the response is too large, or the stream is invalid or incomplete.
-pub async fn read_whole<B>(headers: &HeaderMap, body: B) -> Result<Bytes, ReplyError>
+pub async fn read_whole<B>(
+    headers: &HeaderMap,
+    body: B,
+    budget: &AnswerBudget,
+) -> Result<(Bytes, AnswerHold), ReplyError>
 where
     B: Body<Data = Bytes, Error = CallError> + Unpin,
 {
@@ -169,20 +180,28 @@ where
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
     let mut stream = kind.starts_with(b"text/event-stream").then(Assembler::default);
     let broken = |error: crate::StreamError| ReplyError::Broken(error.to_string());
+    let mut answer = budget.begin();
+    // A body of known length is not copied as it grows.
+    let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
     let mut all = BytesMut::new();
-    let mut bytes = 0;
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| reply_error(&error))?.into_data() else { continue };
-        bytes += data.len();
-        if bytes > MAX_RESPONSE_BYTES {
-            return Err(reply_error(&CallError::TooLarge(MAX_RESPONSE_BYTES)));
+        let grown = answer.grow(data.len()).await;
+        grown.map_err(|error| ReplyError::TooLarge(error.to_string()))?;
+        if all.capacity() == 0 && stream.is_none() {
+            all.reserve(length.filter(|length| *length <= budget.most()).unwrap_or(data.len()));
         }
         match &mut stream {
             Some(stream) => stream.feed(&data).map_err(broken)?,
             None => all.extend_from_slice(&data),
         }
     }
-    stream.map_or_else(|| Ok(all.freeze()), |stream| stream.finish().map_err(broken))
+    let whole = match stream {
+        Some(stream) => stream.finish().map_err(broken)?,
+        None => all.freeze(),
+    };
+    let held = answer.finish(whole.len());
+    Ok((whole, held))
 }
 
 /// An input in a file, with the spans of its lines.

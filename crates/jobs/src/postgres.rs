@@ -20,9 +20,11 @@ mod rows;
 mod schema;
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
+use crate::byte_check::ByteCheck;
+use crate::file_entry::FileEntry;
 use crate::record::{LineRecord, RecordKind};
-use crate::results::InputMark;
-use crate::store::{BatchState, FileEntry, Lease, Store};
+use crate::result_log::InputMark;
+use crate::store::{BatchState, Lease, Store};
 use crate::store_error::StoreError;
 use leases::{HeldLease, Runner};
 use pool::Pool;
@@ -117,6 +119,10 @@ impl Store for Postgres {
         self.pool.with(async |client| batches::of_owner(client, owner).await)
     }
 
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError> {
+        self.pool.with(async |client| batches::entry_bytes(client, owner).await)
+    }
+
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
         self.pool.with(async |client| {
             leases::register(client, self.runner()).await?;
@@ -172,6 +178,10 @@ impl Store for Postgres {
         self.pool.with(async |client| results::standing(client, self.held(lease), input).await)
     }
 
+    fn begun(&self, batch: &str) -> Result<Option<InputMark>, StoreError> {
+        self.pool.with(async |client| results::begun(client, batch).await)
+    }
+
     fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
         self.pool.with(async |client| results::publish(client, self.held(lease), records).await)
     }
@@ -186,6 +196,20 @@ impl Store for Postgres {
         self.pool.with(async |client| {
             results::read(client, ResultRange { batch, kind, offset }, buffer).await
         })
+    }
+
+    fn check_results(
+        &self,
+        batch: &str,
+        kind: RecordKind,
+        offset: u64,
+    ) -> Result<ByteCheck, StoreError> {
+        let end = self.pool.with(async |client| results::end(client, batch, kind).await)?;
+        Ok(ByteCheck::length_only(batch, offset.min(end), end))
+    }
+
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError> {
+        self.pool.with(async |client| batches::newest(client).await)
     }
 
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {

@@ -14,6 +14,16 @@ pub enum RecordKind {
     Error,
 }
 
+impl RecordKind {
+    /// Output before errors.
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Output => 0,
+            Self::Error => 1,
+        }
+    }
+}
+
 /// The result of a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LineRecord {

@@ -1,11 +1,15 @@
 //! The response to a line, and the record that is published of it.
 
+use crate::answer_budget::AnswerHold;
 use crate::record::{LineRecord, RecordKind, TokenUsage};
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::Duration;
 use wornpath_execution::field;
+
+/// The bytes of a record around its parts, at most.
+const ENVELOPE_BYTES: usize = 64;
 
 /// An HTTP response to a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,6 +22,8 @@ pub struct LineReply {
     pub body: Bytes,
     /// The `Retry-After` header.
     pub retry_after: Option<Duration>,
+    /// The memory of the body.
+    pub held: AnswerHold,
 }
 
 /// Why a line has no response.
@@ -29,6 +35,9 @@ pub enum ReplyError {
     /// The connection was lost, or the response is invalid.
     #[error("{0}")]
     Broken(String),
+    /// The response is longer than a response may be, and would be again.
+    #[error("{0}")]
+    TooLarge(String),
     /// The line is lost in its store, so no request was sent.
     #[error("{0}")]
     Unreadable(String),
@@ -56,7 +65,7 @@ impl ReplyMeaning {
         match reply {
             Err(ReplyError::Unreachable(_)) => Self::Gone,
             Err(ReplyError::Broken(_)) => Self::Failed,
-            Err(ReplyError::Unreadable(_)) => Self::Refused,
+            Err(ReplyError::Unreadable(_) | ReplyError::TooLarge(_)) => Self::Refused,
             Ok(reply) => match reply.status {
                 200..300 => Self::Answered,
                 429 | 503 => Self::Busy(reply.retry_after),
@@ -85,6 +94,7 @@ impl Owner {
         match reply {
             Ok(reply) => self.of_reply(reply),
             Err(ReplyError::Unreadable(why)) => self.error("unreadable", why),
+            Err(ReplyError::TooLarge(why)) => self.error("response_too_large", why),
             Err(error) => {
                 let message = format!("all attempts failed; last error: {error}");
                 self.error("upstream_lost", &message)
@@ -102,35 +112,40 @@ impl Owner {
     #[must_use]
     pub fn error(&self, code: &str, message: &str) -> LineRecord {
         let error = json!({"code": code, "message": message}).to_string();
-        let bytes = self.bytes(b"null", error.as_bytes());
+        let null = |bytes: &mut Vec<u8>| bytes.extend_from_slice(b"null");
+        let bytes = self.bytes(0, null, error.as_bytes());
         LineRecord { line: self.line, kind: RecordKind::Error, bytes, usage: TokenUsage::default() }
     }
 
     fn of_reply(&self, reply: &LineReply) -> LineRecord {
         let id = Value::from(reply.request_id.as_deref().unwrap_or_default()).to_string();
-        let mut response =
-            format!("{{\"status_code\":{},\"request_id\":{id},\"body\":", reply.status)
-                .into_bytes();
-        append_body(&reply.body, &mut response);
-        response.push(b'}');
+        let head = format!("{{\"status_code\":{},\"request_id\":{id},\"body\":", reply.status);
+        let append = |bytes: &mut Vec<u8>| {
+            bytes.extend_from_slice(head.as_bytes());
+            append_body(&reply.body, bytes);
+            bytes.push(b'}');
+        };
+        // One copy of a long body, and no more.
+        let bytes = self.bytes(head.len() + reply.body.len(), append, b"null");
         let is_answer = (200..300).contains(&reply.status);
         let kind = if is_answer { RecordKind::Output } else { RecordKind::Error };
         let usage = usage_of(&reply.body);
-        LineRecord { line: self.line, kind, bytes: self.bytes(&response, b"null"), usage }
+        LineRecord { line: self.line, kind, bytes, usage }
     }
 
-    fn bytes(&self, response: &[u8], error: &[u8]) -> Vec<u8> {
+    /// The record, with a response of about so many bytes.
+    fn bytes(&self, room: usize, response: impl FnOnce(&mut Vec<u8>), error: &[u8]) -> Vec<u8> {
         let name = format!("{{\"id\":\"batch_req_{}{:08x}\",\"custom_id\":", self.name, self.line);
-        let parts: [&[u8]; 7] = [
-            name.as_bytes(),
-            &self.custom_id,
-            b",\"response\":",
-            response,
-            b",\"error\":",
-            error,
-            b"}",
-        ];
-        parts.concat()
+        let around = name.len() + self.custom_id.len() + error.len() + ENVELOPE_BYTES;
+        let mut bytes = Vec::with_capacity(room + around);
+        bytes.extend_from_slice(name.as_bytes());
+        bytes.extend_from_slice(&self.custom_id);
+        bytes.extend_from_slice(b",\"response\":");
+        response(&mut bytes);
+        bytes.extend_from_slice(b",\"error\":");
+        bytes.extend_from_slice(error);
+        bytes.push(b'}');
+        bytes
     }
 }
 
@@ -170,7 +185,9 @@ mod tests {
     fn record(status: u16, body: &'static str) -> (RecordKind, Value, TokenUsage) {
         let owner = Owner { line: 3, custom_id: b"\"mine\"".to_vec(), name: "ab".into() };
         let body = Bytes::from_static(body.as_bytes());
-        let reply = Ok(LineReply { status, request_id: Some("r".into()), body, retry_after: None });
+        let held = AnswerHold::default();
+        let reply =
+            Ok(LineReply { status, request_id: Some("r".into()), body, retry_after: None, held });
         let LineRecord { kind, bytes, usage, .. } = owner.record(&reply);
         assert!(!bytes.contains(&b'\n'));
         (kind, serde_json::from_slice(&bytes).unwrap(), usage)
@@ -216,6 +233,7 @@ mod tests {
                 request_id: None,
                 body: Bytes::new(),
                 retry_after: None,
+                held: AnswerHold::default(),
             }))
         };
         assert_eq!(

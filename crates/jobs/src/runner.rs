@@ -5,14 +5,16 @@
 //! not fail it: no request is sent while too many records are unwritten, and the run continues when
 //! there is space.
 
-use crate::dedup::CopyProgress;
+use crate::answer_budget::AnswerHold;
+use crate::dedup::{CopiedBytes, CopyProgress};
 use crate::engines::{EngineHealth, LineDispatch, Outgoing};
 use crate::reader::{LineReader, LineRequest};
 use crate::record::{LineRecord, Publish};
 use crate::reply::{LineReply, Owner, ReplyError, ReplyMeaning};
+use crate::result_writer::{GROUP, GROUP_BYTES, ResultWriter, Unwritten};
 use crate::run_work::{RunChannels, RunControl, RunProgress, RunWork};
 use crate::scheduler::{LineFate, Scheduler, SchedulerOrder};
-use crate::store_error::{STORE_RETRY, StoreError};
+use crate::store_error::StoreError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -21,10 +23,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use wornpath_planner::JobId;
 
-/// The most records of one group.
-const GROUP: usize = 256;
-/// How long a group that is not full waits for more records.
-const GATHER_FOR: Duration = Duration::from_millis(10);
+/// No more responses are copied to identical lines while copies of so many bytes are unwritten.
+const MAX_COPY_BYTES: usize = 16 << 20;
 /// No request is sent while so many records are unwritten.
 const MAX_UNWRITTEN: usize = 1024;
 /// How often the health of the pods is queried.
@@ -47,7 +47,7 @@ enum RunnerEvent {
     Prefilled(JobId),
     /// A request has its response, or has failed.
     Ended(SchedulerOrder, Owner, Result<LineReply, ReplyError>),
-    Copied(Vec<LineRecord>),
+    Copied(Vec<LineRecord>, AnswerHold),
     /// A line of the input cannot be read, and the run cannot continue.
     Unreadable(StoreError),
     Health(usize, Option<EngineHealth>),
@@ -85,6 +85,7 @@ pub async fn run<E: LineDispatch, P: Publish + 'static>(
         engines,
         records: sender,
         unwritten,
+        copied_bytes: Arc::default(),
         written,
         events: event_sender,
         calls: JoinSet::new(),
@@ -112,8 +113,9 @@ struct Runner<E> {
     copying: CopyProgress,
     reader: Arc<LineReader>,
     engines: Arc<E>,
-    records: mpsc::UnboundedSender<LineRecord>,
+    records: mpsc::UnboundedSender<Unwritten>,
     unwritten: Arc<AtomicUsize>,
+    copied_bytes: Arc<AtomicUsize>,
     /// Notified when a group has been written.
     written: Arc<Notify>,
     events: mpsc::UnboundedSender<RunnerEvent>,
@@ -173,15 +175,19 @@ impl<E: LineDispatch> Runner<E> {
 
     fn copy(&mut self) {
         while self.unwritten.load(Relaxed) < MAX_UNWRITTEN
-            && let Some(batch) = self.copying.next(GROUP)
+            && self.copied_bytes.load(Relaxed) < MAX_COPY_BYTES
+            && let Some(batch) = self.copying.next(GROUP, GROUP_BYTES)
         {
             self.unwritten.fetch_add(batch.lines.len(), Relaxed);
+            let copies = CopiedBytes::add(&self.copied_bytes, batch.bytes());
             let reader = Arc::clone(&self.reader);
             let events = self.events.clone();
             self.calls.spawn(async move {
                 let records = reader.records(batch).await;
-                let _ =
-                    events.send(records.map_or_else(RunnerEvent::Unreadable, RunnerEvent::Copied));
+                let _ = events.send(match records {
+                    Ok(records) => RunnerEvent::Copied(records, AnswerHold::on(copies)),
+                    Err(error) => RunnerEvent::Unreadable(error),
+                });
             });
         }
     }
@@ -241,14 +247,16 @@ impl<E: LineDispatch> Runner<E> {
                 if fate == LineFate::Publish {
                     self.unwritten.fetch_add(1, Relaxed);
                     // The channel is closed only if the writer has failed, and then the run ends.
-                    let _ = self.records.send(owner.record(&reply));
+                    let held =
+                        reply.as_ref().map_or_else(|_| AnswerHold::default(), |it| it.held.clone());
+                    let _ = self.records.send(Unwritten { record: owner.record(&reply), held });
                     self.copying.add(owner.line, reply);
                 }
             }
-            RunnerEvent::Copied(records) => {
+            RunnerEvent::Copied(records, held) => {
                 self.copying.copied(records.len());
                 for record in records {
-                    let _ = self.records.send(record);
+                    let _ = self.records.send(Unwritten { record, held: held.clone() });
                 }
             }
             RunnerEvent::Unreadable(error) => drop(self.unreadable.get_or_insert(error)),
@@ -301,79 +309,4 @@ async fn call<E: LineDispatch>(
     }
     let _ = events.send(RunnerEvent::Prefilled(order.job));
     reply.await
-}
-
-/// Writes records in groups.
-struct ResultWriter {
-    records: mpsc::UnboundedReceiver<LineRecord>,
-    unwritten: Arc<AtomicUsize>,
-    written: Arc<Notify>,
-    progress: watch::Sender<RunProgress>,
-    control: watch::Receiver<RunControl>,
-}
-
-impl ResultWriter {
-    /// Writes until the channel is closed.
-    async fn write<P: Publish + 'static>(mut self, mut publisher: P) -> Result<P, StoreError> {
-        let mut group = Vec::with_capacity(GROUP);
-        loop {
-            self.report(&publisher);
-            if self.records.recv_many(&mut group, GROUP).await == 0 {
-                return Ok(publisher);
-            }
-            if group.len() < GROUP {
-                sleep(GATHER_FOR).await;
-                while group.len() < GROUP
-                    && let Ok(more) = self.records.try_recv()
-                {
-                    group.push(more);
-                }
-            }
-            let written;
-            (publisher, written) = self.write_group(publisher, group).await?;
-            // Lines without a record are computed again when the run is resumed.
-            let Some(written) = written else { return Ok(publisher) };
-            group = written;
-            self.unwritten.fetch_sub(group.len(), Relaxed);
-            self.written.notify_one();
-            group.clear();
-        }
-    }
-
-    /// Writes one group, and retries until it succeeds; none if the run is stopped while the store
-    /// fails.
-    async fn write_group<P: Publish + 'static>(
-        &self,
-        mut publisher: P,
-        mut group: Vec<LineRecord>,
-    ) -> Result<(P, Option<Vec<LineRecord>>), StoreError> {
-        loop {
-            let publishing = tokio::task::spawn_blocking(move || {
-                let result = publisher.publish(&group);
-                (publisher, group, result)
-            });
-            let result;
-            (publisher, group, result) =
-                publishing.await.map_err(|error| StoreError::Unreachable(error.to_string()))?;
-            match result {
-                Ok(_) => return Ok((publisher, Some(group))),
-                Err(error) if error.is_passing() => {
-                    self.progress.send_modify(|now| now.blocked = Some(error.to_string()));
-                    if *self.control.borrow() == RunControl::Stop {
-                        return Ok((publisher, None));
-                    }
-                    sleep(STORE_RETRY).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn report(&self, publisher: &impl Publish) {
-        self.progress.send_modify(|progress| {
-            progress.blocked = None;
-            progress.counts = publisher.counts();
-            progress.usage = publisher.usage();
-        });
-    }
 }

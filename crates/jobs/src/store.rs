@@ -7,53 +7,14 @@
 //! exactly one runner.
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
+use crate::byte_check::ByteCheck;
+use crate::file_entry::FileEntry;
 use crate::record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
-use crate::results::InputMark;
+use crate::result_log::InputMark;
 use crate::store_error::StoreError;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The metadata of a file.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FileEntry {
-    /// The file id.
-    pub id: String,
-    /// The tenant; empty without tenants.
-    pub owner: String,
-    /// The file name of the upload.
-    pub filename: String,
-    /// The purpose in OpenAI's sense, such as `batch`.
-    pub purpose: String,
-    /// The length.
-    pub bytes: u64,
-    /// The time of the upload.
-    pub created_at: UnixTime,
-    /// When it expires.
-    pub expires_at: Option<UnixTime>,
-    /// Set if it is a result file: its batch, and which of the two files.
-    pub of: Option<(String, RecordKind)>,
-}
-
-impl FileEntry {
-    /// The file object of the API.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        json!({
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": null,
-        })
-    }
-}
 
 /// The right to compute segments of a batch, until another runner takes one of them over.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -96,8 +57,8 @@ pub struct BatchState {
 
 /// Stores files and batches.
 pub trait Store: Send + Sync {
-    /// Adds a file, and sets `entry.bytes` to the length of `content`. A result file of a batch
-    /// replaces one of the same id.
+    /// Adds a file, and sets its length and its checksum. A result file of a batch has the
+    /// published bytes, and replaces one of the same id.
     ///
     /// # Errors
     /// If it cannot be stored.
@@ -120,6 +81,14 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// If there is none, or it cannot be read.
     fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError>;
+
+    /// A check of a file as it was stored.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn check_file(&self, id: &str) -> Result<ByteCheck, StoreError> {
+        Ok(ByteCheck::file(&self.file(id)?))
+    }
 
     /// Removes a file.
     ///
@@ -144,6 +113,13 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// If the store is unreachable.
     fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError>;
+
+    /// The bytes of the entries of an owner's files and batches, ended ones included: names,
+    /// metadata, states. Their contents and results do not count.
+    ///
+    /// # Errors
+    /// If the store is unreachable.
+    fn entry_bytes(&self, owner: &str) -> Result<u64, StoreError>;
 
     /// All batches that have not ended, of all owners. The caller counts as a runner for one lease
     /// term, so that the others leave it a share.
@@ -214,6 +190,12 @@ pub trait Store: Send + Sync {
     /// If the lease is not the latest, or the results are of another input.
     fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError>;
 
+    /// The input of the published results, if a runner has begun them.
+    ///
+    /// # Errors
+    /// If the batch does not exist.
+    fn begun(&self, batch: &str) -> Result<Option<InputMark>, StoreError>;
+
     /// Publishes records: the first of each line and no other. Returns how many were new.
     ///
     /// # Errors
@@ -231,6 +213,24 @@ pub trait Store: Send + Sync {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError>;
+
+    /// A check of the results that are published so far. It begins at `offset` or before.
+    ///
+    /// # Errors
+    /// If the batch does not exist, or its results are damaged.
+    fn check_results(
+        &self,
+        batch: &str,
+        kind: RecordKind,
+        offset: u64,
+    ) -> Result<ByteCheck, StoreError>;
+
+    /// The newest time in the store: when a file or a batch was created, or a batch changed its
+    /// status. None if the store is empty.
+    ///
+    /// # Errors
+    /// If the store is unreachable.
+    fn newest(&self) -> Result<Option<UnixTime>, StoreError>;
 
     /// Removes expired files, unless a batch still reads them, and batches that ended `keep`
     /// seconds ago or earlier, with their results. Returns how many.

@@ -39,6 +39,14 @@ pub enum StoreError {
         /// What is wrong there.
         what: &'static str,
     },
+    /// A stored file is not as it was stored. Other files are not concerned.
+    #[error("{name} is damaged in the store: {what}; restore it from a backup, or create it again")]
+    DamagedFile {
+        /// The file, or the result of a batch.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// Another process has locked the file.
     #[error("{} is in use by another process; wait for it, or end it", path.display())]
     Busy {

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use wornpath_blocks::chat::{
-    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError,
-    WallTime,
+    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError, WallTime,
 };
 use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
 

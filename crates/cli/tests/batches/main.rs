@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod commands;
+mod damage;
 #[cfg(feature = "postgres")]
 mod database;
 mod dedup;
@@ -11,10 +12,13 @@ mod deleted_files;
 mod disk;
 mod external_sort;
 mod large_lines;
+mod long_answers;
 mod models;
 mod prefix_match;
 mod priority;
+mod quotas;
 mod reload;
+mod retention;
 mod roles;
 #[cfg(feature = "postgres")]
 #[path = "../../../jobs/tests/crash/server.rs"]

@@ -91,6 +91,28 @@ fn a_stalled_upload_or_request_times_out_and_a_slow_one_does_not() {
 }
 
 #[test]
+fn an_upload_that_trickles_is_given_up_although_no_byte_is_late() {
+    let engines = Engines::start(&[]);
+    let gateway = impatient(&engines, "trickle", "1s");
+    let mut slow = begin(&gateway, "/v1/files", (10_000, FORM));
+    slow.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut answer = [0; 1_024];
+    let mut sent = 0;
+    let read = loop {
+        slow.write_all(b"x").unwrap();
+        sent += 1;
+        assert!(sent < 200, "it goes on and on");
+        // Waits for the answer until the next byte is due.
+        if let Ok(read) = slow.read(&mut answer) {
+            break read;
+        }
+    };
+    let answer = String::from_utf8_lossy(&answer[..read]);
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(answer.contains("upload is too slow: less than 1024 bytes per second"), "{answer}");
+}
+
+#[test]
 fn stalled_uploads_block_only_uploads_and_time_out() {
     let engines = Engines::start(&[]);
     let gateway = impatient(&engines, "crowd", "3s");

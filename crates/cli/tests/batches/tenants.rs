@@ -10,6 +10,43 @@ fn ask(gateway: &Gateway, key: &str, request: &str, body: &str) -> Response {
     Exchange::send(&gateway.address, &head, body).finish().unwrap()
 }
 
+/// Submits lines as a tenant.
+fn submit(gateway: &Gateway, key: &str, lines: &str) -> String {
+    let url = format!("http://{}", gateway.address);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    let arguments = ["batch", "submit", lines, "--gateway", &url, "--api-key", key];
+    let output = command.args(arguments).output().unwrap();
+    crate::text(&output.stdout).split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn long_batches_of_one_tenant_leave_another_its_turn() {
+    let engines = Engines::start_at("1", &[]);
+    let kept = folder("fair");
+    let keys = ["--api-key", "a=key-a", "--api-key", "b=key-b"];
+    let gateway = Gateway::in_front_of(
+        &engines,
+        &[&["--batches", kept.to_str().unwrap()], &keys[..]].concat(),
+    );
+    let long = crate::input(&kept, (0..3_000).map(line));
+    let running: Vec<_> = (0..5).map(|_| submit(&gateway, "key-a", &long)).collect();
+    let status = |key: &str, id: &str| {
+        ask(&gateway, key, &format!("GET /v1/batches/{id}"), "").json()["status"].clone()
+    };
+    let count = |wanted: &str| running.iter().filter(|id| status("key-a", id) == wanted).count();
+    eventually("four run", || count("in_progress") == 4);
+    let short = crate::input(&kept, (0..1).map(line));
+    let short = submit(&gateway, "key-b", &short);
+    let begun = std::time::Instant::now();
+    while status("key-b", &short) != "completed" {
+        assert!(begun.elapsed().as_secs() < 90, "{}", status("key-b", &short));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(count("completed"), 0, "no long batch had to end");
+    assert!(gateway.log().contains("another tenant waits"), "{}", gateway.log());
+    eventually("four run again", || count("in_progress") >= 4);
+}
+
 /// A file of two lines, as a form.
 fn upload(gateway: &Gateway, key: &str) -> String {
     let form = format!(

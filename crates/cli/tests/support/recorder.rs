@@ -43,6 +43,8 @@ struct Behaviour {
     answered: AtomicUsize,
     /// Milliseconds before each answer to a post.
     pause: AtomicU64,
+    /// Bytes that are added to each answer to a post.
+    padding: AtomicUsize,
     /// The `authorization` that it requires below `/v1/`, as engines do.
     key: Mutex<Option<String>>,
     /// Where it redirects posts to.
@@ -158,6 +160,12 @@ impl Recorder {
         self.behaviour.pause.store(time.as_millis() as u64, Relaxed);
     }
 
+    /// Adds so many bytes to answers to posts from now on.
+    #[allow(dead_code, reason = "only the tests of batches have long answers")]
+    pub(crate) fn pad(&self, bytes: usize) {
+        self.behaviour.padding.store(bytes, Relaxed);
+    }
+
     /// Requires this `authorization` from now on.
     pub(crate) fn want(&self, authorization: Option<&str>) {
         *self.behaviour.key.lock().unwrap() = authorization.map(str::to_owned);
@@ -213,8 +221,11 @@ impl Drop for Recorder {
 fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, behaviour: &Behaviour) {
     while let Some(sent) = read(&mut *stream) {
         let status = behaviour.head(&sent);
-        let answer = answer(&sent);
+        let mut answer = answer(&sent);
         let is_post = sent.head.starts_with("POST");
+        if is_post {
+            answer.extend(std::iter::repeat_n(' ', behaviour.padding.load(Relaxed)));
+        }
         let body = sent.body.clone();
         let is_refused = behaviour.refusal_of(&sent).is_some();
         kept.lock().unwrap().push(sent);

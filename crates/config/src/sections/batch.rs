@@ -20,6 +20,8 @@ pub(crate) const BATCH: &[Parameter] = &[
     Parameter::with_default("keep", Takes::Time, "720h", "Retention time of a finished batch and its results."),
     Parameter::with_default("quota_bytes", Takes::Size(1 << 10, 1 << 50), "64GiB", "Storage quota: total size of one tenant's files; an upload beyond it gets 403."),
     Parameter::with_default("quota_batches", Takes::Whole(1, 1_000_000), "1000", "Maximum unfinished batches of one tenant; another one gets 429."),
+    Parameter::with_default("quota_entries", Takes::Size(1 << 10, 1 << 40), "64MiB", "Total size of the entries of one tenant's files and batches, finished ones included: names, metadata, states. They are in memory and in the journal; a new file or batch beyond it gets 403."),
+    Parameter::with_default("answers", Takes::Size(1 << 20, 1 << 40), "256MiB", "Memory for the responses of all batches, from their first byte until they are written; requests wait for it. A response of more than half of it fails its line."),
     Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Memory for block hashes while a batch is planned; the rest spills to a file in `folder`, or in the system's temporary folder."),
 ];
 
@@ -37,7 +39,9 @@ pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchR
         quota: BatchQuota {
             bytes: section.or("quota_bytes", plain.quota.bytes as usize) as u64,
             batches: section.or("quota_batches", plain.quota.batches),
+            entries: section.or("quota_entries", plain.quota.entries as usize) as u64,
         },
+        answers: section.or("answers", plain.answers),
         planning_memory: section.or("planning_memory", plain.planning_memory),
         keep: section.or("keep", plain.keep),
         ..plain

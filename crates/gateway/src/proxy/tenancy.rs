@@ -2,8 +2,8 @@
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::parse::ParsedBody;
 use crate::proxy::gateway::QuotaPermit;
+use crate::proxy::parse::ParsedBody;
 use crate::proxy::worker::Worker;
 use wornpath_config::TenantSettings;
 use wornpath_execution::{Edit, StepCall, splice};

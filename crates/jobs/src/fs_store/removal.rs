@@ -1,6 +1,7 @@
 //! Removal from the folder: the journal drops the entry first, then the bytes are removed.
 
-use super::{FsStore, JournalEntry, StoreInner};
+use super::state::JournalEntry;
+use super::{FsStore, StoreInner};
 use crate::batch::UnixTime;
 use crate::store::still_needed;
 use crate::store_error::StoreError;
@@ -101,7 +102,7 @@ impl FsStore {
                 Err(error) => return Err(error),
             }
         }
-        inner.compact(&*self.disk)?;
+        inner.compact_outdated()?;
         Ok(removed)
     }
 

@@ -2,7 +2,7 @@
 //! are leased.
 
 use super::rows::{batch_entry, file_entry, json, missing_batch, missing_file, signed, unsigned};
-use crate::batch::{Batch, BatchStatus};
+use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::record::{Counts, TokenUsage};
 use crate::store_error::StoreError;
 use tokio_postgres::{Client, GenericClient, Row};
@@ -60,6 +60,22 @@ pub(super) async fn of_owner(client: &Client, owner: &str) -> Result<Vec<Batch>,
         "SELECT {COLUMNS} FROM wornpath_batches WHERE owner = $1 ORDER BY created_at DESC, id DESC"
     );
     client.query(&text, &[&owner]).await?.iter().map(full).collect()
+}
+
+/// The bytes of the entries of an owner, of files too.
+pub(super) async fn entry_bytes(client: &Client, owner: &str) -> Result<u64, StoreError> {
+    let text = "SELECT coalesce(sum(octet_length(entry)), 0) FROM \
+                (SELECT entry FROM wornpath_files WHERE owner = $1 \
+                 UNION ALL SELECT entry FROM wornpath_batches WHERE owner = $1) AS entries";
+    Ok(unsigned(client.query_one(text, &[&owner]).await?.get(0)))
+}
+
+/// The newest time of a file or a batch.
+pub(super) async fn newest(client: &Client) -> Result<Option<UnixTime>, StoreError> {
+    let text = "SELECT greatest((SELECT max(created_at) FROM wornpath_files), \
+                (SELECT max(greatest(created_at, ended_at)) FROM wornpath_batches))";
+    let newest: Option<i64> = client.query_one(text, &[]).await?.get(0);
+    Ok(newest.map(unsigned))
 }
 
 pub(super) async fn unfinished(client: &Client) -> Result<Vec<Batch>, StoreError> {

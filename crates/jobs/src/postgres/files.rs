@@ -6,7 +6,8 @@
 use super::pool::Pool;
 use super::results::{self, ResultRange};
 use super::rows::{batch_entry, file_entry, json, missing_file, signed};
-use crate::store::{FileEntry, still_needed};
+use crate::file_entry::FileEntry;
+use crate::store::still_needed;
 use crate::store_error::StoreError;
 use std::io::{ErrorKind, Read};
 use tokio_postgres::types::ToSql;
@@ -21,12 +22,12 @@ pub(super) fn add(
     content: &mut dyn Read,
 ) -> Result<FileEntry, StoreError> {
     if entry.of.is_none() {
-        let written = write_pieces(pool, &entry.id, content);
+        let written = write_pieces(pool, &mut entry, content);
         if written.is_err() {
             // Pieces that cannot be removed now are swept later.
             let _ = pool.with(async |client| remove_pieces(client, &entry.id).await);
         }
-        entry.bytes = written?;
+        written?;
     }
     pool.with(async |client| {
         let text = "INSERT INTO wornpath_files (id, owner, created_at, expires_at, batch, entry) \
@@ -43,8 +44,14 @@ pub(super) fn add(
     Ok(entry)
 }
 
-/// Writes the content in pieces. Returns its length.
-fn write_pieces(pool: &Pool, id: &str, content: &mut dyn Read) -> Result<u64, StoreError> {
+/// Writes the content in pieces. Sets its length and checksum.
+fn write_pieces(
+    pool: &Pool,
+    entry: &mut FileEntry,
+    content: &mut dyn Read,
+) -> Result<(), StoreError> {
+    let id = &entry.id;
+    let mut crc = crc32fast::Hasher::new();
     let mut bytes = 0;
     let mut piece = vec![0; PIECE];
     for number in 0_i32.. {
@@ -59,12 +66,15 @@ fn write_pieces(pool: &Pool, id: &str, content: &mut dyn Read) -> Result<u64, St
             let part = &piece[..filled];
             pool.with(async |client| Ok(client.execute(text, &[&id, &number, &part]).await?))?;
         }
+        crc.update(&piece[..filled]);
         bytes += filled as u64;
         if filled < PIECE {
             break;
         }
     }
-    Ok(bytes)
+    entry.bytes = bytes;
+    entry.crc = Some(crc.finalize());
+    Ok(())
 }
 
 fn fill(content: &mut dyn Read, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -4,7 +4,7 @@ use super::batches;
 use super::leases::{self, HeldLease};
 use super::rows::{missing_batch, signed, unsigned};
 use crate::record::{Counts, LineRecord, RecordKind, TokenUsage};
-use crate::results::InputMark;
+use crate::result_log::InputMark;
 use crate::store::BatchState;
 use crate::store_error::StoreError;
 use std::collections::BTreeSet;
@@ -29,6 +29,24 @@ pub(super) async fn bytes(
     let row = client.query_opt(text, &[&batch]).await?;
     let row = row.ok_or_else(|| missing_batch(batch))?;
     Ok(unsigned(row.get(usize::from(kind == RecordKind::Error))))
+}
+
+/// Where the records end that are there. Those of an ended batch may have been removed.
+pub(super) async fn end(client: &Client, batch: &str, kind: RecordKind) -> Result<u64, StoreError> {
+    let text = "SELECT begins + octet_length(content) + 1 FROM wornpath_records \
+                WHERE batch = $1 AND kind = $2 ORDER BY begins DESC LIMIT 1";
+    let last = client.query_opt(text, &[&batch, &number(kind)]).await?;
+    Ok(last.map_or(0, |row| unsigned(row.get(0))))
+}
+
+/// The input that the results were begun with.
+pub(super) async fn begun(client: &Client, batch: &str) -> Result<Option<InputMark>, StoreError> {
+    let text = "SELECT mark FROM wornpath_batches WHERE id = $1";
+    let row = client.query_opt(text, &[&batch]).await?.ok_or_else(|| missing_batch(batch))?;
+    let mark: Option<&str> = row.get(0);
+    mark.map(serde_json::from_str).transpose().map_err(|error| {
+        StoreError::Refused(format!("mark of batch `{batch}` is unreadable: {error}"))
+    })
 }
 
 pub(super) async fn standing(

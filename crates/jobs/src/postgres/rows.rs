@@ -1,7 +1,7 @@
 //! Rows of the tables as values: numbers, and the JSON entries of files and batches.
 
 use crate::batch::Batch;
-use crate::store::FileEntry;
+use crate::file_entry::FileEntry;
 use crate::store_error::StoreError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

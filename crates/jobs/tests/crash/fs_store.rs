@@ -6,7 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use wornpath_jobs::{BatchStatus, Disk, FsStore, Lease, RecordKind, Store, StoreError, StoredFile};
+use wornpath_jobs::{
+    BatchStatus, Disk, FileEntry, FsStore, Lease, RecordKind, Store, StoreError, StoredFile, frame,
+    verify,
+};
 
 fn open(disk: &FaultyDisk) -> Result<FsStore, StoreError> {
     FsStore::open(Arc::new(disk.clone()), Path::new("store"))
@@ -178,6 +181,105 @@ fn a_journal_of_outdated_entries_is_compacted_even_if_that_is_interrupted() {
             }
         }
     }
+}
+
+/// Changes a batch with long metadata until the journal has several times its bytes.
+fn outgrow_the_journal(disk: &FaultyDisk) -> Result<(), StoreError> {
+    let store = open(disk)?;
+    if store.file("file-a").is_err() {
+        store.add_file(entry("file-a"), &mut &b"x"[..])?;
+    }
+    if store.batch("batch_a").is_err() {
+        let mut long = batch("batch_a", "file-a");
+        let value = "x".repeat(100_000);
+        long.metadata = Some([("key".to_owned(), value.into())].into_iter().collect());
+        store.add_batch(long)?;
+    }
+    while store.batch("batch_a")?.epoch < 20 {
+        store.lease("batch_a")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_journal_that_outgrows_its_entries_is_compacted_at_once_even_if_that_is_interrupted() {
+    let length = |disk: &FaultyDisk| disk.content(Path::new("store/journal")).unwrap().len();
+    let disk = FaultyDisk::default();
+    outgrow_the_journal(&disk).unwrap();
+    assert!(length(&disk) < 1_700_000, "{} bytes", length(&disk));
+    let all = disk.operations();
+    for operation in 1..=all {
+        for cut in [Cut::Before, Cut::Torn, Cut::After] {
+            let disk = FaultyDisk::default();
+            disk.crash_at(operation, cut);
+            let mut epoch = 0;
+            if outgrow_the_journal(&disk).is_err() {
+                disk.reboot(Crash::Machine, &mut Dice(operation as u64));
+                disk.live_on();
+                let store = open(&disk).unwrap();
+                epoch = store.batch("batch_a").map_or(0, |batch| batch.epoch);
+                drop(store);
+                outgrow_the_journal(&disk).unwrap();
+            }
+            let store = open(&disk).unwrap();
+            assert!(store.batch("batch_a").unwrap().epoch >= epoch.max(20), "{operation} {cut:?}");
+            assert!(length(&disk) < 1_700_000, "{} bytes", length(&disk));
+        }
+    }
+}
+
+#[test]
+fn entries_count_per_owner_until_they_are_removed() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk).unwrap();
+    let of = |owner: &str| store.entry_bytes(owner).unwrap();
+    let add = |file: &str, owner: &str| {
+        let entry = FileEntry { owner: owner.into(), ..entry(file) };
+        store.add_file(entry, &mut &b"x"[..]).unwrap();
+    };
+    add("file-a", "a");
+    let one = of("a");
+    assert!(one > 100 && of("b") == 0, "{one}");
+    add("file-b", "b");
+    let mut long = batch("batch_b", "file-b");
+    long.owner = "b".into();
+    long.metadata = Some([("key".to_owned(), "x".repeat(5_000).into())].into_iter().collect());
+    store.add_batch(long).unwrap();
+    assert!(of("b") > 5_000 + one, "{}", of("b"));
+    let before = of("b");
+    let lease = store.lease("batch_b").unwrap().unwrap();
+    for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
+        store.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
+    }
+    let ended = of("b");
+    assert!(ended > before && ended < before + 1_000, "an entry that changes counts once");
+    store.remove_file("file-b").unwrap();
+    assert!(of("b") > 5_000 && of("b") < ended);
+    store.sweep(1_000, 10).unwrap();
+    assert_eq!((of("a"), of("b")), (one, 0));
+    drop(store);
+    assert_eq!(open(&disk).unwrap().entry_bytes("a").unwrap(), one, "the same after a restart");
+}
+
+#[test]
+fn a_folder_of_a_version_without_checksums_opens_and_is_verified_by_length() {
+    let disk = FaultyDisk::default();
+    let file = Path::new("store/files/file-a");
+    let journal = Path::new("store/journal");
+    put(&disk, file, b"content");
+    let old = r#"{"file":{"id":"file-a","owner":"","filename":"f","purpose":"batch","bytes":7,
+        "created_at":1,"expires_at":null,"of":null}}"#;
+    put(&disk, journal, &[frame(b"\"founded\""), frame(old.as_bytes())].concat());
+    let store = open(&disk).unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(store.read_file("file-a", 0, &mut buffer).unwrap(), 7);
+    drop(store);
+    let report = verify(&disk, Path::new("store")).unwrap();
+    assert_eq!((report.files, &report.damaged[..]), (1, &[][..]));
+    assert_eq!(report.without_checksum, ["file `file-a`"]);
+    put(&disk, file, b"conten");
+    let report = verify(&disk, Path::new("store")).unwrap();
+    assert!(report.damaged[0].contains("6 bytes are there, and 7 were stored"), "{report:?}");
 }
 
 #[test]

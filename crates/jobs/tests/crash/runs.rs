@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules, LineDispatch, LineForm,
-    LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish, ReplyError, ResultPaths,
-    Results, RetryPolicy, RunChannels, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
-    StoreError, run,
+    AnswerHold, DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules,
+    LineDispatch, LineForm, LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish,
+    ReplyError, ResultPaths, Results, RetryPolicy, RunChannels, RunControl, RunProgress, RunWork,
+    Scheduler, SortScratch, StoreError, run,
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
 
@@ -87,7 +87,8 @@ impl LineDispatch for Fickle {
         sleep(Duration::from_millis(self.roll(50) as u64)).await;
         let answer = |status, body: &str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
-            Ok(LineReply { status, request_id: None, body, retry_after: None })
+            let held = AnswerHold::default();
+            Ok(LineReply { status, request_id: None, body, retry_after: None, held })
         };
         if self.roll(4) > 0 {
             prefilled();
@@ -333,7 +334,8 @@ impl LineDispatch for Slow {
         self.now.fetch_sub(1, Relaxed);
         prefilled();
         let body = Bytes::from_static(b"{}");
-        Ok(LineReply { status: 200, request_id: None, body, retry_after: None })
+        let held = AnswerHold::default();
+        Ok(LineReply { status: 200, request_id: None, body, retry_after: None, held })
     }
 
     async fn health(&self, _: usize) -> Option<EngineHealth> {

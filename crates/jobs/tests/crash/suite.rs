@@ -36,6 +36,7 @@ pub(crate) fn entry(id: &str) -> FileEntry {
         bytes: 0,
         created_at: 1,
         expires_at: None,
+        crc: None,
         of: None,
     }
 }
