@@ -61,7 +61,7 @@ impl RetentionClock {
 
     /// Decides after another reading.
     pub(crate) fn decide(&mut self, now: ClockReading) -> Retention {
-        let passed = now.monotonic.saturating_sub(self.since.monotonic);
+        let passed = now.monotonic.since(self.since.monotonic);
         let expected = self.since.wall.saturating_add(passed.as_secs());
         let apart = expected.abs_diff(now.wall);
         if apart > PLAUSIBLE.as_secs() {
@@ -92,7 +92,7 @@ mod tests {
     const NOW: UnixTime = 1_800_000_000;
 
     fn at(monotonic: u64, wall: UnixTime) -> ClockReading {
-        ClockReading { monotonic: Duration::from_secs(monotonic), wall }
+        ClockReading { monotonic: Moment::from_secs(monotonic), wall }
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
                 let wall = (last.wall + passed).saturating_add_signed(extra);
                 let now = ClockReading { monotonic: last.monotonic + Duration::from_secs(passed), wall };
                 readings.push(now);
-                let offset = |at: &ClockReading| at.wall as i64 - at.monotonic.as_secs() as i64;
+                let offset = |at: &ClockReading| at.wall as i64 - at.monotonic.since_zero().as_secs() as i64;
                 if clock.decide(now) == Retention::Sweep {
                     let day = now.monotonic.saturating_sub(HOLD);
                     let recent = readings.iter().filter(|at| at.monotonic >= day);

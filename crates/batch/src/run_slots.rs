@@ -75,9 +75,8 @@ impl SlotState {
         without.sort_unstable();
         without.dedup();
         without.retain(|owner| self.held_by(owner) == 0);
-        let is_due = |holder: &&SlotHolder| {
-            holder.since.is_some_and(|since| now.saturating_sub(since) >= TURN)
-        };
+        let is_due =
+            |holder: &&SlotHolder| holder.since.is_some_and(|since| now.since(since) >= TURN);
         let mut due: Vec<_> = self.running.iter().filter(is_due).collect();
         due.sort_by_key(|holder| {
             (std::cmp::Reverse(self.held_by(&holder.owner)), holder.since, holder.ticket)
@@ -160,7 +159,7 @@ mod tests {
     use std::collections::BTreeMap;
     use tokio::task::JoinHandle;
 
-    const NOW: Moment = Duration::from_secs(1_000);
+    const NOW: Moment = Moment::from_secs(1_000);
 
     fn queued(slots: &Arc<RunSlots>, owner: &'static str) -> JoinHandle<RunSlot> {
         let slots = Arc::clone(slots);

@@ -30,7 +30,7 @@ impl Sweeper {
     /// Removes what has expired, unless it has just done so.
     pub(crate) async fn sweep(&mut self, batches: &Arc<Batches>) {
         let now = reading(batches);
-        if self.last.is_some_and(|last| now.monotonic.saturating_sub(last) < SWEEP) {
+        if self.last.is_some_and(|last| now.monotonic.since(last) < SWEEP) {
             return;
         }
         self.last = Some(now.monotonic);

@@ -80,7 +80,7 @@ impl UploadPace {
 
     /// The time left for the next bytes.
     pub(crate) fn left(&self, now: Moment) -> Duration {
-        self.deadline.saturating_sub(now)
+        self.deadline.since(now)
     }
 }
 
@@ -106,10 +106,14 @@ mod tests {
     #[test]
     fn an_upload_below_the_minimum_rate_runs_out_of_time_whatever_it_sent_before() {
         let second = Duration::from_secs(1);
-        let mut pace = UploadPace::start(100 * second, 60 * second);
-        pace.received(101 * second, 1 << 30);
-        assert_eq!(pace.left(101 * second), 60 * second, "fast bytes earn no more than that");
-        let mut now = 101 * second;
+        let mut pace = UploadPace::start(Moment::from_secs(100), 60 * second);
+        pace.received(Moment::from_secs(101), 1 << 30);
+        assert_eq!(
+            pace.left(Moment::from_secs(101)),
+            60 * second,
+            "fast bytes earn no more than that"
+        );
+        let mut now = Moment::from_secs(101);
         let mut bytes = 0;
         while pace.left(now) >= 8 * second {
             now += 8 * second;
@@ -117,10 +121,10 @@ mod tests {
             bytes += 1;
             assert!(bytes < 20, "one byte in eight seconds goes on and on");
         }
-        let mut steady = UploadPace::start(Duration::ZERO, 60 * second);
+        let mut steady = UploadPace::start(Moment::ZERO, 60 * second);
         for passed in 1..100_000 {
-            assert!(steady.left(passed * second) > 50 * second);
-            steady.received(passed * second, 1 << 10);
+            assert!(steady.left(Moment::at(passed * second)) > 50 * second);
+            steady.received(Moment::at(passed * second), 1 << 10);
         }
     }
 }

@@ -94,7 +94,7 @@ fn a_stalled_upload_or_request_times_out_and_a_slow_one_does_not() {
 fn an_upload_that_trickles_is_given_up_although_no_byte_is_late() {
     let engines = Engines::start(&[]);
     let gateway = impatient(&engines, "trickle", "1s");
-    let mut slow = begin(&gateway, "/v1/files", (10_000, FORM));
+    let mut slow = begin(&gateway, "/v1/files", 10_000, FORM);
     slow.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut answer = [0; 1_024];
     let mut sent = 0;

@@ -1,6 +1,7 @@
 //! Tests of described fleets.
 
 use std::sync::Arc;
+use wornpath_index::Moment;
 
 use super::*;
 use crate::fleet::Reservation;
@@ -28,7 +29,7 @@ fn a_described_load_and_cache_are_what_the_pods_have() {
     let described = FleetSpec::read("f.yaml", FLEET).unwrap();
     let roles: Vec<_> = described.roles().iter().map(ToString::to_string).collect();
     assert_eq!(roles, ["serve", "prefill", "decode"]);
-    let built = described.build(Duration::from_secs(60), |_| None).unwrap();
+    let built = described.build(Moment::from_secs(60), |_| None).unwrap();
     let pod = &built.fleet.pods()[0];
     let pod_state = pod.state();
     assert_eq!(
@@ -69,7 +70,7 @@ fn what_is_wrong_with_a_description_is_shown_where_it_stands() {
 fn tokens_are_split_over_the_requests_that_are_given() {
     let text = "pods:\n  - {name: a, requests: 4, prefill_tokens: 100, decode_tokens: 200}\n  \
                 - {name: b, prefill_tokens: 7, decode_tokens: 5}\n  - {name: c, requests: 2, prefill_tokens: 9}\n";
-    let built = FleetSpec::read("f.yaml", text).unwrap().build(Duration::ZERO, |_| None).unwrap();
+    let built = FleetSpec::read("f.yaml", text).unwrap().build(Moment::ZERO, |_| None).unwrap();
     let seen = |at: usize| {
         let pod_state = built.fleet.pods()[at].state();
         (
@@ -132,7 +133,7 @@ fn a_held_conversation_is_found_by_its_request_with_the_same_adapter_and_salt() 
     let text = "models: [{name: m, block_size: 2, tokenizer: spoken}]\npods:\n  - name: a\n    loras: [l]\n    holds:\n      \
                 - {messages: [{role: user, content: a bb ccc dddd}], lora: l, salt: s}\n";
     let described = FleetSpec::read("f.yaml", text).unwrap();
-    let built = described.build(Duration::ZERO, |_| Some(Arc::new(Spoken))).unwrap();
+    let built = described.build(Moment::ZERO, |_| Some(Arc::new(Spoken))).unwrap();
     let depth = |lora: Option<&str>, salt: Option<&str>| {
         let choice = ModelChoice { base: "m".into(), lora: lora.map(Into::into) };
         let mut chain = Vec::new();
@@ -149,8 +150,7 @@ fn a_held_conversation_is_found_by_its_request_with_the_same_adapter_and_salt() 
 #[test]
 fn a_held_text_needs_a_tokenizer() {
     let text = "models: [{name: m}]\npods: [{name: a, holds: [{text: hello}]}]\n";
-    let error =
-        FleetSpec::read("f.yaml", text).unwrap().build(Duration::ZERO, |_| None).unwrap_err();
+    let error = FleetSpec::read("f.yaml", text).unwrap().build(Moment::ZERO, |_| None).unwrap_err();
     assert_eq!(
         error.to_string(),
         "pod `a` holds a text or messages, but model `m` cannot tokenize them: \

@@ -76,7 +76,7 @@ proptest! {
             "models: [{{name: m}}]\npods: [{{name: p0, roles: [{role}]}}, {{name: p1, roles: [{role}]}}]\n"
         );
         let spec = FleetSpec::read("fleet.yaml", &fleet).unwrap();
-        let built = spec.build(Duration::ZERO, |_| None).unwrap();
+        let built = spec.build(Moment::ZERO, |_| None).unwrap();
         let env = ProfileEnv {
             models: built.models.clone(),
             roles: Some(spec.roles()),

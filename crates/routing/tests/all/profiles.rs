@@ -41,7 +41,7 @@ struct Cluster {
 impl Cluster {
     fn new(profile: &str, fleet: &str) -> Self {
         let spec = FleetSpec::read("fleet.yaml", fleet).unwrap();
-        let built = spec.build(Duration::from_secs(100), |_| None).unwrap();
+        let built = spec.build(Moment::from_secs(100), |_| None).unwrap();
         let env = ProfileEnv {
             models: built.models.clone(),
             roles: Some(spec.roles()),

@@ -150,7 +150,7 @@ pods:
 /// The explanation of a request from Hamburg.
 fn explained() -> String {
     let spec = FleetSpec::read("fleet.yaml", FLEET).unwrap();
-    let built = spec.build(Duration::ZERO, |_| None).unwrap();
+    let built = spec.build(Moment::ZERO, |_| None).unwrap();
     let profile_env = ProfileEnv { registry: registry(), ..ProfileEnv::default() };
     let profile = Profile::check("near.yaml", PROFILE, &profile_env).unwrap();
     let headers = vec![("x-client-location".to_owned(), "53.6,10.0".to_owned())];
