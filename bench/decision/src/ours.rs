@@ -91,7 +91,7 @@ impl Ours {
             fleet: Arc::new(Fleet::new(pods)),
             state: DecisionState::new(&index),
             rng: Rng::new(1),
-            now: Duration::ZERO,
+            now: wornpath_index::Moment::ZERO,
             last: None,
             plans: VecDeque::new(),
             _load: Arc::new(load),

@@ -1,6 +1,5 @@
 //! Events over gRPC, from a client that was made of the proto file, to the index.
 
-use crate::listening::listen;
 use crate::peer::{self, Peer};
 use crate::push_router::{FREE_PORT, PushRouter};
 use wornpath_events::{BlockIdScheme, FeedState};

@@ -1,6 +1,5 @@
 //! The sidecar for engines without events, in Python, posting to a router.
 
-use crate::listening::listen;
 use crate::peer::{self, Peer};
 use crate::push_router::{FREE_PORT, PushRouter};
 use crate::wait::until;

@@ -1,6 +1,5 @@
 //! The output of `check --print` is a profile with the same meaning.
 
-use std::time::Duration;
 use wornpath_index::Moment;
 
 use proptest::prelude::*;

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 use wornpath_index::Moment;
 
 use wornpath_routing::fleet_spec::FleetSpec;
