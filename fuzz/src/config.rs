@@ -4,9 +4,9 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use wornpath_blocks::HashKey;
 use wornpath_config::{Config, Environment, TEXT_PROFILE, builtin_profile};
+use wornpath_index::Moment;
 use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
@@ -14,7 +14,7 @@ use wornpath_routing::{
     PodState, Profile, ProfileEnv, Recorder, Request, Rng,
 };
 
-const NOW: Duration = Duration::from_secs(3600);
+const NOW: Moment = Moment::from_secs(3600);
 
 /// Every file is a profile, and every folder has a tokenizer.
 struct AnyFile;
@@ -41,14 +41,14 @@ impl Environment for AnyFile {
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match Config::check("fuzzed.yaml", &text, &AnyFile) {
-        Ok(config) => config.pods().iter().for_each(|pod| drop(pod.settings())),
+        Ok(config) => config.pods().iter().for_each(|pod| drop(pod.per_rank())),
         Err(refused) => {
             assert!(refused.to_json().as_array().is_some_and(|all| !all.is_empty()));
             assert!(!refused.to_string().is_empty());
         }
     }
     if let Ok(pods) = Config::bare().check_pods("fuzzed.yaml", &text) {
-        pods.iter().for_each(|pod| drop(pod.settings()));
+        pods.iter().for_each(|pod| drop(pod.per_rank()));
     }
 }
 

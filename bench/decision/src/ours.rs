@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::HashKey;
-use wornpath_index::{
+use wornpath_index::{Moment, 
     CacheEvent, Capacity, Content, EngineHash, Index, IndexLimits, Parent, StoredBlocks, Tier,
 };
 use wornpath_routing::{
@@ -34,7 +34,7 @@ struct Ours {
     fleet: Arc<Fleet>,
     state: DecisionState,
     rng: Rng,
-    now: Duration,
+    now: Moment,
     context: RoutingContext,
     /// Taken out while the context has it.
     requests: Vec<Option<Request>>,
@@ -91,7 +91,7 @@ impl Ours {
             fleet: Arc::new(Fleet::new(pods)),
             state: DecisionState::new(&index),
             rng: Rng::new(1),
-            now: wornpath_index::Moment::ZERO,
+            now: Moment::ZERO,
             last: None,
             plans: VecDeque::new(),
             _load: Arc::new(load),

@@ -238,8 +238,8 @@ impl Run<'_> {
         let until = self.now + Duration::from_secs(self.bytes.below(6) as u64);
         if self.writer.insert_speculative(*id, &chain, until).expect("it lives") {
             // Time is counted in steps of 50 ms, and nothing expires early.
-            let steps = until.as_millis().div_ceil(50) as u64;
-            pod.expect(&nodes, Duration::from_millis(steps * 50));
+            let steps = until.since_zero().as_millis().div_ceil(50) as u64;
+            pod.expect(&nodes, Moment::from_millis(steps * 50));
             // At the limit, those that would expire next are dropped.
             pod.speculation_unsure |= pod.expected.len() > self.limits.speculative_per_pod;
         } else {
