@@ -181,15 +181,20 @@ where
     let mut stream = kind.starts_with(b"text/event-stream").then(Assembler::default);
     let broken = |error: crate::StreamError| ReplyError::Broken(error.to_string());
     let mut answer = budget.begin();
-    // A body of known length is not copied as it grows.
-    let length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
+    // A body of known length takes all its bytes before it has any memory: many blocks that wait
+    // half filled would each be touched and freed at another time, and allocators keep freed pages.
+    let mut length = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
+    let mut taken: usize = 0;
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| reply_error(&error))?.into_data() else { continue };
-        let grown = answer.grow(data.len()).await;
+        let known = length.take().filter(|_| stream.is_none());
+        let more = known.unwrap_or(0).max(data.len().saturating_sub(taken));
+        let grown = answer.grow(more).await;
         grown.map_err(|error| ReplyError::TooLarge(error.to_string()))?;
-        if all.capacity() == 0 && stream.is_none() {
-            all.reserve(length.filter(|length| *length <= budget.most()).unwrap_or(data.len()));
+        taken = (taken + more).saturating_sub(data.len());
+        if let Some(length) = known {
+            all.reserve(length);
         }
         match &mut stream {
             Some(stream) => stream.feed(&data).map_err(broken)?,
