@@ -7,7 +7,7 @@
 //! monotonic time; then the wall clock has said the same for a day, and is believed.
 //!
 //! Limits: a machine that was asleep or off for more than a day looks the same, and deletes a day
-//! later than it could. A wrong clock that nobody corrects within the day is believed.
+//! later than it could. A wrong clock that is not corrected within the day is believed.
 
 use std::time::Duration;
 use wornpath_index::Moment;
