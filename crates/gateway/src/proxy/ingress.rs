@@ -1,11 +1,16 @@
-//! Ingress: authenticates a request, checks its head, and reads its body within the limits.
+//! Ingress: authenticates a request, checks its head and its quota, and reads its body within the
+//! limits.
 //!
 //! Everything that can refuse a request by its head comes before the body is read, so a refused
 //! client costs no memory. Encoded bodies are refused, because routing would have to decode them.
 
+use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::TraceContext;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
+use crate::proxy::parse::ParsedBody;
+use crate::proxy::worker::Worker;
 use crate::routes::is_path;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -15,7 +20,10 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
 use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
+use wornpath_execution::Edit;
+use wornpath_execution::splice;
 use wornpath_execution::{StepCall, spend_coop_budget};
+use wornpath_routing::Rejection;
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
@@ -166,6 +174,45 @@ async fn collect_body(mut body: Incoming, settings: &Settings) -> Result<Bytes, 
         all.extend_from_slice(&data);
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// A permit of the tenant's quota; none if it has no quota.
+pub(crate) fn acquire_quota(
+    worker: &Worker,
+    tenant: Option<&TenantSettings>,
+) -> Result<Option<QuotaPermit>, ErrorResponse> {
+    let Some(tenant) = tenant else { return Ok(None) };
+    let Some(quota) = tenant.quota else { return Ok(None) };
+    let permit = worker.gateway.quotas.acquire(&tenant.name, quota);
+    permit.map(Some).ok_or_else(|| {
+        let reason = format!(
+            "tenant quota exceeded: {quota} requests in flight (limit {quota}); retry later"
+        );
+        ErrorResponse::from(Rejection::busy(&reason))
+    })
+}
+
+/// Replaces an alias of the configuration by the name that engines know.
+pub(crate) fn replace_alias(
+    body: &ParsedBody,
+    call: &mut StepCall,
+    snapshot: &FleetSnapshot,
+) -> Result<(), ErrorResponse> {
+    let Some(name) = snapshot.alias_of(&body.model) else { return Ok(()) };
+    if !body.is_object {
+        return Err(ErrorResponse::bad(format!(
+            "`{}` is an alias of `{name}`, which cannot be replaced in a form; send `{name}`",
+            body.model
+        )));
+    }
+    set_field(call, "model", name.as_str())
+}
+
+fn set_field(call: &mut StepCall, field: &str, value: &str) -> Result<(), ErrorResponse> {
+    let edit = Edit::set(field, &value.into());
+    let edited = splice(&call.body, &[edit]);
+    call.body = edited.map_err(|error| ErrorResponse::bad(error.to_string()))?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 //!
 //! | stage | file | what it does |
 //! |---|---|---|
-//! | ingress | `ingress` | authenticates, checks the head, reads the body within its limit |
+//! | ingress | `ingress` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
-//! | tenancy | `tenancy`, `engine_priority`, `isolation` | quota, model aliases, priority, isolation |
-//! | prepare | `prepare` | tokenizes and hashes the prompt |
+//! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
+//! | prepare | `decide` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
-//! | respond | `response` | the head of the answer |
+//! | respond | `relay` | the head of the answer |
 //! | relay | `relay` | the body of the answer, byte by byte |
 //! | account | `relay` | gives load back and tells observers |
 //!
@@ -27,10 +27,7 @@ pub(crate) mod low_priority_pool;
 mod multi_step;
 pub mod multipart;
 pub mod parse;
-mod prepare;
 pub mod relay;
-mod response;
-mod tenancy;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;
 pub mod worker;
