@@ -10,8 +10,7 @@
 //! [`DecisionEnv`] that the caller passes in.
 //!
 //! ```
-//! use std::time::Duration;
-//! use wornpath_index::{Index, IndexLimits};
+//! use wornpath_index::{Index, IndexLimits, Moment};
 //! use wornpath_routing::{
 //!     DecisionEnv, DecisionState, Fleet, FleetPod, Outcome, PodFacts, Profile, ProfileEnv, Request,
 //!     Rng,
