@@ -1,7 +1,7 @@
 //! Errors of calls and plans: who is at fault, and whether a retry helps.
 
 use crate::breaker::CallOutcome;
-use crate::splice::NotAnObject;
+use crate::json_scan::NotAnObject;
 use hyper::StatusCode;
 use std::io::ErrorKind;
 use std::time::Duration;

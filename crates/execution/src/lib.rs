@@ -15,6 +15,7 @@ mod egress_policy;
 mod endpoint;
 mod execute;
 mod failure;
+mod json_scan;
 mod response;
 mod retry;
 mod splice;
@@ -28,8 +29,9 @@ pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeE
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections};
 pub use execute::{CallAttempt, PlanResponse, PrefillResult, Router, execute};
 pub use failure::{CallError, CallFailure, tls_error};
+pub use json_scan::{JsonScan, MemberName, NotAnObject};
 pub use response::{EngineBody, EngineResponse};
 pub use retry::{BudgetRules, Producer, RetryBudget, RetryDecision, RetryState};
-pub use splice::{Edit, NotAnObject, field, splice};
+pub use splice::{Edit, field, splice};
 pub use timeouts::{Timeouts, run_coarse_timer};
 pub use transfer::transfer_fields;

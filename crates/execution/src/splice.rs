@@ -5,9 +5,8 @@
 //! costs a copy of every string. So the object is only scanned: edited fields are cut out, wherever
 //! and however often they occur and however their names are escaped, and the new values are
 //! appended.
-//!
-//! Limit: the scanner trusts that the bytes are JSON, which the caller has checked.
 
+use crate::json_scan::{JsonScan, NotAnObject};
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -34,14 +33,6 @@ impl Edit {
     }
 }
 
-/// Bytes that are not a JSON object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("body is not a JSON object (at byte {at}); fields can only be set in an object")]
-pub struct NotAnObject {
-    /// The offset of the first byte that does not fit.
-    pub at: usize,
-}
-
 /// Applies the edits, later ones over earlier ones. Without edits, returns the very same bytes.
 ///
 /// # Errors
@@ -50,17 +41,18 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
     if edits.is_empty() {
         return Ok(body.clone());
     }
-    let mut scan = ObjectScan { bytes: body, at: 0 };
     let added: usize = edits
         .iter()
         .map(|edit| edit.field.len() + edit.value.as_ref().map_or(0, String::len) + 8)
         .sum();
     let mut out = Vec::with_capacity(body.len() + added);
-    let end = scan.fields(|name, member| {
-        if !edits.iter().any(|edit| is_named(name, &edit.field)) {
+    let end = JsonScan::new(body, 0..body.len()).object(|scan, name| {
+        let value = scan.skip()?;
+        if !edits.iter().any(|edit| name.is(&edit.field)) {
             out.push(if out.is_empty() { b'{' } else { b',' });
-            out.extend_from_slice(member);
+            out.extend_from_slice(&body[name.at..value.end]);
         }
+        Ok(())
     })?;
     for (at, edit) in edits.iter().enumerate() {
         let is_last = !edits[at + 1..].iter().any(|later| later.field == edit.field);
@@ -87,121 +79,14 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
 /// If the bytes are not an object.
 pub fn field<'a>(body: &'a [u8], field: &str) -> Result<Option<&'a [u8]>, NotAnObject> {
     let mut found = None;
-    let mut scan = ObjectScan { bytes: body, at: 0 };
-    scan.fields(|name, member| {
-        if is_named(name, field) {
-            let value = &member[name.len()..];
-            let colon = value.iter().position(|byte| *byte == b':').map_or(0, |at| at + 1);
-            found = Some(value[colon..].trim_ascii());
+    JsonScan::new(body, 0..body.len()).object(|scan, name| {
+        let value = scan.skip()?;
+        if name.is(field) {
+            found = Some(&body[value]);
         }
+        Ok(())
     })?;
     Ok(found)
-}
-
-/// Whether a name as written, quotes and escapes included, is `field`.
-fn is_named(written: &[u8], field: &str) -> bool {
-    if written.contains(&b'\\') {
-        return serde_json::from_slice::<String>(written).is_ok_and(|name| name == field);
-    }
-    written.len() == field.len() + 2 && &written[1..=field.len()] == field.as_bytes()
-}
-
-struct ObjectScan<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> ObjectScan<'a> {
-    /// Visits every member of the object with its name and all its bytes, and returns the offset of
-    /// its `}`.
-    fn fields(&mut self, mut visit: impl FnMut(&'a [u8], &'a [u8])) -> Result<usize, NotAnObject> {
-        self.blanks();
-        self.expect(b'{')?;
-        loop {
-            self.blanks();
-            match self.peek()? {
-                b'}' => return Ok(self.at),
-                b',' => self.at += 1,
-                b'"' => {
-                    let start = self.at;
-                    self.string()?;
-                    let name = &self.bytes[start..self.at];
-                    self.blanks();
-                    self.expect(b':')?;
-                    self.blanks();
-                    self.value()?;
-                    visit(name, &self.bytes[start..self.at]);
-                }
-                _ => return Err(self.wrong()),
-            }
-        }
-    }
-
-    fn value(&mut self) -> Result<(), NotAnObject> {
-        let mut depth = 0_usize;
-        loop {
-            match self.peek()? {
-                b'"' => self.string()?,
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' => {
-                    depth = depth.checked_sub(1).ok_or_else(|| self.wrong())?;
-                    self.at += 1;
-                }
-                _ if depth > 0 => self.at += 1,
-                _ => {
-                    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
-                    let length =
-                        self.bytes[self.at..].iter().take_while(|byte| plain(byte)).count();
-                    if length == 0 {
-                        return Err(self.wrong());
-                    }
-                    self.at += length;
-                }
-            }
-            if depth == 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    fn string(&mut self) -> Result<(), NotAnObject> {
-        self.expect(b'"')?;
-        loop {
-            match self.peek()? {
-                b'"' => {
-                    self.at += 1;
-                    return Ok(());
-                }
-                b'\\' => self.at += 2,
-                _ => self.at += 1,
-            }
-        }
-    }
-
-    fn blanks(&mut self) {
-        while self.bytes.get(self.at).is_some_and(|byte| b" \t\r\n".contains(byte)) {
-            self.at += 1;
-        }
-    }
-
-    fn expect(&mut self, byte: u8) -> Result<(), NotAnObject> {
-        if self.peek()? != byte {
-            return Err(self.wrong());
-        }
-        self.at += 1;
-        Ok(())
-    }
-
-    fn peek(&self) -> Result<u8, NotAnObject> {
-        self.bytes.get(self.at).copied().ok_or_else(|| self.wrong())
-    }
-
-    const fn wrong(&self) -> NotAnObject {
-        NotAnObject { at: self.at }
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ mod tensorrt;
 #[cfg(test)]
 mod tests;
 
-use crate::splice::{Edit, NotAnObject, field, splice};
+use crate::json_scan::NotAnObject;
+use crate::splice::{Edit, field, splice};
 use bytes::Bytes;
 use serde_json::Value;
 use std::sync::LazyLock;

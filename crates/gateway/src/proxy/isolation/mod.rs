@@ -26,7 +26,6 @@ use paths::PathRule;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::ops::Range;
-use walk::NotJson;
 use wornpath_blocks::HashKey;
 use wornpath_config::{CacheSharing, IsolationRules, Settings};
 use wornpath_execution::{Edit, StepCall, splice, transfer_fields};
@@ -259,7 +258,7 @@ fn arguments_edit(
     arguments: &Bytes,
     scope: &TenantScope<'_>,
 ) -> Result<Option<Edit>, ErrorResponse> {
-    let members = walk::members(arguments).map_err(|NotJson| {
+    let members = walk::members(arguments).map_err(|_| {
         ErrorResponse::bad(format!("`{ARGUMENTS}` is no object; send an object or remove it"))
     })?;
     let is_every_one_allowed = scope.allowed.has_further(ARGUMENTS);
@@ -283,7 +282,7 @@ fn arguments_edit(
     }
     let edited = splice(arguments, &edits);
     let edited = edited.map_err(|error| ErrorResponse::bad(error.to_string()))?;
-    let value = String::from_utf8(edited.to_vec()).map_err(|_| malformed(NotJson))?;
+    let value = String::from_utf8(edited.to_vec()).map_err(malformed)?;
     Ok(Some(Edit { field: ARGUMENTS.to_owned(), value: Some(value) }))
 }
 
@@ -293,7 +292,7 @@ fn repeated(name: &str) -> ErrorResponse {
     ))
 }
 
-fn malformed(_: NotJson) -> ErrorResponse {
+fn malformed<E>(_: E) -> ErrorResponse {
     ErrorResponse::bad("the body is no JSON object; send one".to_owned())
 }
 

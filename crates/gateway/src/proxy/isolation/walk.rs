@@ -1,22 +1,12 @@
-//! Walks the bytes of a JSON object, and finds what isolation has to change in it.
-//!
-//! A tree of the body would not do: it has lost positions and repeated names, and the body must not
-//! be written anew. So the walk jumps over the bytes themselves and decodes names only, each as an
-//! engine reads it, escapes included.
-//!
-//! Limit: the walk trusts that the bytes are JSON, which the caller has checked. Of other bytes it
-//! may find anything, but it ends, and never reads beyond them.
+//! Finds what isolation has to change in the bytes of a JSON object. Names are decoded as an engine
+//! reads them, escapes included.
 
-use memchr::memchr2;
 use std::borrow::Cow;
 use std::ops::Range;
+use wornpath_execution::{JsonScan, NotAnObject};
 
 /// The deepest nesting, that of `serde_json`.
 const MAX_DEPTH: usize = 128;
-
-/// Bytes that are not a JSON object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NotJson;
 
 /// A member of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,12 +18,11 @@ pub(super) struct Member<'a> {
 }
 
 /// The members of the object that `bytes` are, in their order, repeated names included.
-pub(super) fn members(bytes: &[u8]) -> Result<Vec<Member<'_>>, NotJson> {
+pub(super) fn members(bytes: &[u8]) -> Result<Vec<Member<'_>>, NotAnObject> {
     let mut members = Vec::new();
-    let mut walk = Walk { bytes, at: 0 };
-    walk.object(|walk, name| {
-        let value = walk.skip()?;
-        members.push(Member { name, value });
+    JsonScan::new(bytes, 0..bytes.len()).object(|scan, name| {
+        let name = name.decoded()?;
+        members.push(Member { name, value: scan.skip()? });
         Ok(())
     })?;
     Ok(members)
@@ -46,10 +35,9 @@ pub(super) fn values_of(
     within: Range<usize>,
     name: &str,
     without: &[&str],
-) -> Result<Vec<Range<usize>>, NotJson> {
+) -> Result<Vec<Range<usize>>, NotAnObject> {
     let mut found = Vec::new();
-    let mut walk = Walk { bytes: &bytes[..within.end], at: within.start };
-    walk.search(&Wanted { name, without }, 0, &mut found)?;
+    search(&mut JsonScan::new(bytes, within), &Wanted { name, without }, 0, &mut found)?;
     Ok(found)
 }
 
@@ -58,157 +46,33 @@ struct Wanted<'a> {
     without: &'a [&'a str],
 }
 
-struct Walk<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Walk<'a> {
-    /// Searches the value at the current position, and moves past it.
-    fn search(
-        &mut self,
-        wanted: &Wanted<'_>,
-        depth: usize,
-        found: &mut Vec<Range<usize>>,
-    ) -> Result<(), NotJson> {
-        if depth > MAX_DEPTH {
-            return Err(NotJson);
-        }
-        self.blanks();
-        match self.peek()? {
-            b'{' => self.object(|walk, name| {
+/// Searches the value at the scanner's position, and moves past it.
+fn search(
+    scan: &mut JsonScan<'_>,
+    wanted: &Wanted<'_>,
+    depth: usize,
+    found: &mut Vec<Range<usize>>,
+) -> Result<(), NotAnObject> {
+    if depth > MAX_DEPTH {
+        return Err(scan.wrong());
+    }
+    match scan.next_byte()? {
+        b'{' => {
+            let searched = scan.object(|scan, name| {
+                let name = name.decoded()?;
                 if name == wanted.name {
-                    found.push(walk.skip()?);
+                    found.push(scan.skip()?);
                     return Ok(());
                 }
                 if wanted.without.contains(&name.as_ref()) {
-                    return walk.skip().map(drop);
+                    return scan.skip().map(drop);
                 }
-                walk.search(wanted, depth + 1, found)
-            }),
-            b'[' => self.array(|walk| walk.search(wanted, depth + 1, found)),
-            _ => self.skip().map(drop),
+                search(scan, wanted, depth + 1, found)
+            });
+            searched.map(drop)
         }
-    }
-
-    /// Visits every member of an object; `visit` moves past the value.
-    fn object(
-        &mut self,
-        mut visit: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), NotJson>,
-    ) -> Result<(), NotJson> {
-        self.blanks();
-        self.expect(b'{')?;
-        loop {
-            self.blanks();
-            match self.peek()? {
-                b'}' => {
-                    self.at += 1;
-                    return Ok(());
-                }
-                b',' => self.at += 1,
-                _ => {
-                    let name = self.name()?;
-                    self.blanks();
-                    self.expect(b':')?;
-                    self.blanks();
-                    visit(self, name)?;
-                }
-            }
-        }
-    }
-
-    /// Visits every item of an array; `visit` moves past the item.
-    fn array(
-        &mut self,
-        mut visit: impl FnMut(&mut Self) -> Result<(), NotJson>,
-    ) -> Result<(), NotJson> {
-        self.expect(b'[')?;
-        loop {
-            self.blanks();
-            match self.peek()? {
-                b']' => {
-                    self.at += 1;
-                    return Ok(());
-                }
-                b',' => self.at += 1,
-                _ => visit(self)?,
-            }
-        }
-    }
-
-    /// Moves past a value and returns its position.
-    fn skip(&mut self) -> Result<Range<usize>, NotJson> {
-        let start = self.at;
-        let mut depth = 0_usize;
-        loop {
-            match self.peek()? {
-                b'"' => self.string()?,
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' => {
-                    depth = depth.checked_sub(1).ok_or(NotJson)?;
-                    self.at += 1;
-                }
-                _ if depth > 0 => self.at += 1,
-                _ => {
-                    let is_end = |byte: &u8| b",]} \t\r\n\"{[:".contains(byte);
-                    let rest = &self.bytes[self.at..];
-                    let length = rest.iter().position(is_end).unwrap_or(rest.len());
-                    if length == 0 {
-                        return Err(NotJson);
-                    }
-                    self.at += length;
-                }
-            }
-            if depth == 0 {
-                return Ok(start..self.at);
-            }
-        }
-    }
-
-    fn name(&mut self) -> Result<Cow<'a, str>, NotJson> {
-        let start = self.at;
-        self.string()?;
-        let written = &self.bytes[start..self.at];
-        if written.contains(&b'\\') {
-            return serde_json::from_slice(written).map(Cow::Owned).map_err(|_| NotJson);
-        }
-        let name = std::str::from_utf8(&written[1..written.len() - 1]);
-        name.map(Cow::Borrowed).map_err(|_| NotJson)
-    }
-
-    fn string(&mut self) -> Result<(), NotJson> {
-        self.expect(b'"')?;
-        loop {
-            let rest = self.bytes.get(self.at..).ok_or(NotJson)?;
-            let at = memchr2(b'"', b'\\', rest).ok_or(NotJson)?;
-            self.at += at + 1;
-            if rest[at] == b'"' {
-                return Ok(());
-            }
-            // The escaped byte.
-            self.at += 1;
-        }
-    }
-
-    fn blanks(&mut self) {
-        while self.bytes.get(self.at).is_some_and(|byte| b" \t\r\n".contains(byte)) {
-            self.at += 1;
-        }
-    }
-
-    fn expect(&mut self, byte: u8) -> Result<(), NotJson> {
-        if self.peek()? != byte {
-            return Err(NotJson);
-        }
-        self.at += 1;
-        Ok(())
-    }
-
-    fn peek(&self) -> Result<u8, NotJson> {
-        self.bytes.get(self.at).copied().ok_or(NotJson)
+        b'[' => scan.array(|scan| search(scan, wanted, depth + 1, found)),
+        _ => scan.skip().map(drop),
     }
 }
 
