@@ -10,6 +10,7 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Uri};
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -240,10 +241,10 @@ fn spans(record: &RequestSummary, trace: &RequestTrace, zero: u128) -> Vec<Value
     let prepare = &trace.explanation.prepare;
     let took = prepare.iter().map(|(_, took)| *took).sum::<Duration>();
     let names: Vec<_> = prepare.iter().map(|(name, _)| *name).collect();
-    all.add("prepare", (at, at + took), &[("wornpath.plugins", names.join(",").into())]);
+    all.add("prepare", at..at + took, &[("wornpath.plugins", names.join(",").into())]);
     let mut at = trace.decided;
     if let Some(took) = trace.explanation.lookup {
-        all.add("lookup", (at, at + took), &[]);
+        all.add("lookup", at..at + took, &[]);
         at += took;
     }
     for step in &trace.explanation.steps {
@@ -256,7 +257,7 @@ fn spans(record: &RequestSummary, trace: &RequestTrace, zero: u128) -> Vec<Value
             ("url.full", call.url.as_str().into()),
         ];
         attributes.extend(call.failure.as_deref().map(|why| ("error.type", why.into())));
-        all.add("call", (call.started, call.ended), &attributes);
+        all.add("call", call.started..call.ended, &attributes);
     }
     all.spans.insert(0, root(record, trace, context, zero));
     all.spans
@@ -274,11 +275,11 @@ fn add_step(all: &mut ChildSpans, step: &StepExplanation, mut at: Moment) -> Mom
         ("wornpath.candidates", step.candidates.len().into()),
         ("wornpath.dropped", dropped.into()),
     ];
-    all.add("filter", (at, at + took), &attributes);
+    all.add("filter", at..at + took, &attributes);
     at += took;
     let took: Duration = step.scorers.iter().map(|scorer| scorer.took).sum();
     let scorers = step.scorers.iter().map(|scorer| format!("{} x{}", scorer.name, scorer.weight));
-    all.add("score", (at, at + took), &[name.clone(), ("wornpath.plugins", joined(scorers))]);
+    all.add("score", at..at + took, &[name.clone(), ("wornpath.plugins", joined(scorers))]);
     at += took;
     if let Some(pick) = &step.pick {
         let pod = step.candidates.iter().find(|candidate| candidate.pod == pick.pod);
@@ -286,7 +287,7 @@ fn add_step(all: &mut ChildSpans, step: &StepExplanation, mut at: Moment) -> Mom
             vec![name, ("wornpath.picker", pick.name.into()), ("wornpath.ties", pick.ties.into())];
         attributes.extend(pod.map(|pod| ("wornpath.pod", pod.name.as_str().into())));
         attributes.extend(pod.map(|pod| ("wornpath.cached_blocks", pod.blocks.into())));
-        all.add("pick", (at, at + pick.took), &attributes);
+        all.add("pick", at..at + pick.took, &attributes);
         at += pick.took;
     }
     at
@@ -301,11 +302,11 @@ fn add_wait(all: &mut ChildSpans, record: &RequestSummary, trace: &RequestTrace,
             vec![("wornpath.plugins", joined(judges.iter().map(|judge| judge.name.to_owned())))];
         let objection = judges.iter().find_map(|judge| judge.objection.as_deref());
         attributes.extend(objection.map(|why| ("wornpath.objection", why.into())));
-        all.add("hold", (at, at + took), &attributes);
+        all.add("hold", at..at + took, &attributes);
     }
     if trace.has_waited {
         let from = at + took;
-        all.add("wait", (from, (trace.arrived + record.decided).max(from)), &[]);
+        all.add("wait", from..(trace.arrived + record.decided).max(from), &[]);
     }
 }
 
@@ -360,7 +361,7 @@ struct ChildSpans {
 }
 
 impl ChildSpans {
-    fn add(&mut self, name: &str, (from, to): (Moment, Moment), attributes: &[(&str, Value)]) {
+    fn add(&mut self, name: &str, during: Range<Moment>, attributes: &[(&str, Value)]) {
         let has_failed = attributes.iter().any(|(key, _)| *key == "error.type");
         let attributes: Vec<_> =
             attributes.iter().map(|(key, value)| attribute(key, value)).collect();
@@ -374,8 +375,8 @@ impl ChildSpans {
             "name": name,
             // SPAN_KIND_CLIENT or SPAN_KIND_INTERNAL.
             "kind": if name == "call" { 3 } else { 1 },
-            "startTimeUnixNano": nanos(self.zero, from),
-            "endTimeUnixNano": nanos(self.zero, to),
+            "startTimeUnixNano": nanos(self.zero, during.start),
+            "endTimeUnixNano": nanos(self.zero, during.end),
             "attributes": attributes,
             "status": {"code": if has_failed { 2 } else { 0 }},
         }));
