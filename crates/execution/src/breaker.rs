@@ -1,19 +1,29 @@
 //! Circuit breaker: whether an endpoint's recent failures keep requests away from it.
 //!
-//! - A pod that refuses or resets connections is gone: the breaker opens at once.
-//! - A pod that answers with errors or times out may have had bad luck: the breaker opens after a
-//!   few failures in a row.
+//! A failure may be the fault of the request: one that crashes engines, or that they answer with
+//! 503, must not take the fleet out. So the breaker counts what cannot be the request's fault:
+//!
+//! - A pod that cannot be connected is gone: the breaker opens at once.
+//! - A pod that loses a connection after the request was sent is probed at once, and the breaker
+//!   opens if the probe fails. It also opens after two distinct requests that another pod then
+//!   answered.
+//! - A pod that answers with an error status has failed if another pod then answers the same
+//!   request. The breaker opens after a few such failures in a row.
+//! - A pod that times out may have had bad luck: the breaker opens after a few failures in a row,
+//!   of at least two distinct requests.
 //! - A pod from which another pod could not load KV cache may be dead: that counts as a failure,
 //!   and a probe finds out at once.
-//! - A pod that is busy (429, 503) is healthy: it rests for its `Retry-After`, and that is no
-//!   failure. Without `Retry-After` it rests with a backoff, because what it refuses at once would
-//!   make it look idle and attract every request.
+//! - A pod that is busy (429, 503) is healthy. It is avoided after two distinct requests in a row
+//!   that it refused, with a backoff, because what it refuses at once would make it look idle and
+//!   attract every request. If another pod then answers such a request, it rests for its
+//!   `Retry-After`, and gets none at all.
 //!
 //! While the breaker is open, a probe and not a request finds out when the endpoint is back. Then
 //! the breaker is half-open: one request at a time may try, and the first success closes it.
 //!
 //! A state machine: time is an argument.
 
+use crate::poison::RequestFingerprint;
 use std::time::Duration;
 use wornpath_index::Moment;
 use wornpath_routing::BreakerState;
@@ -28,12 +38,23 @@ pub enum CallOutcome {
     Busy(Option<Duration>),
     /// Nothing about the endpoint.
     Neutral,
-    /// An error of its own, or a timeout.
+    /// A timeout, or a response that cannot be used.
     Failed,
+    /// An error status. The request may have caused it.
+    Errored,
     /// Another pod could not load the KV cache that this one computed: it may be dead.
     Suspect,
-    /// It is unreachable, or the connection was lost.
+    /// The connection was lost after the request was sent. The request may have caused it.
+    Lost,
+    /// It cannot be connected.
     Gone,
+}
+
+impl CallOutcome {
+    /// Whether it counts against the endpoint only, or more, if another pod answers the request.
+    pub(crate) const fn needs_confirmation(self) -> bool {
+        matches!(self, Self::Busy(_) | Self::Errored | Self::Lost)
+    }
 }
 
 /// When a breaker opens, and for how long.
@@ -64,6 +85,10 @@ pub struct CircuitBreaker {
     phase: BreakerPhase,
     /// Failures in a row.
     failures: u32,
+    /// The requests that failed in a row.
+    failed: DistinctRequests,
+    /// The requests in a row that it was too busy for.
+    refused: DistinctRequests,
     /// Openings without a success in between, for the backoff.
     openings: u32,
     /// Openings in total.
@@ -72,8 +97,32 @@ pub struct CircuitBreaker {
     trials: u32,
     /// Rests without a `Retry-After` and without a success in between, for the backoff.
     rests: u32,
+    /// Whether another pod answered a request that it refused since its rest began.
+    is_rest_confirmed: bool,
     /// Whether a probe is to find out if it is dead while it still gets requests.
     is_suspect: bool,
+}
+
+/// Whether the failures since the last success are of more than one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum DistinctRequests {
+    #[default]
+    None,
+    /// One request; none is a call that no request can be blamed for.
+    One(Option<RequestFingerprint>),
+    Several,
+}
+
+impl DistinctRequests {
+    /// Adds a request; none is different from every other. Returns whether there are several.
+    fn add(&mut self, request: Option<RequestFingerprint>) -> bool {
+        *self = match *self {
+            Self::None => Self::One(request),
+            Self::One(first) if first.is_some() && first == request => Self::One(first),
+            Self::One(_) | Self::Several => Self::Several,
+        };
+        *self == Self::Several
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -111,7 +160,8 @@ impl CircuitBreaker {
     pub const fn state(&self) -> BreakerState {
         match self.phase {
             BreakerPhase::Closed => BreakerState::Closed,
-            BreakerPhase::Resting(_) => BreakerState::Resting,
+            BreakerPhase::Resting(_) if self.is_rest_confirmed => BreakerState::Resting,
+            BreakerPhase::Resting(_) => BreakerState::Avoided,
             BreakerPhase::Open(_) => BreakerState::Open,
             BreakerPhase::HalfOpen(_) => BreakerState::HalfOpen,
         }
@@ -130,11 +180,18 @@ impl CircuitBreaker {
         self.trials = self.trials.saturating_sub(1);
     }
 
-    /// A request's call ended.
-    pub fn record_outcome(&mut self, outcome: CallOutcome, now: Moment) {
+    /// A call ended, for which `request` may be to blame if it failed.
+    pub fn record_outcome(
+        &mut self,
+        outcome: CallOutcome,
+        request: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
         match outcome {
             CallOutcome::Good => {
                 self.failures = 0;
+                self.failed = DistinctRequests::None;
+                self.refused = DistinctRequests::None;
                 self.rests = 0;
                 // Requests that were in flight when it opened or began to rest prove nothing about
                 // new ones.
@@ -142,32 +199,64 @@ impl CircuitBreaker {
                     self.close();
                 }
             }
-            CallOutcome::Busy(rest) => {
-                if self.phase == BreakerPhase::Closed {
-                    let rest = rest.unwrap_or_else(|| {
-                        self.rests += 1;
-                        let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
-                        Backoff::new(FIRST_REST, longest).delay_after(self.rests)
-                    });
-                    self.phase = BreakerPhase::Resting(now + rest.min(self.rules.longest_rest));
+            CallOutcome::Busy(asked) => {
+                if self.phase == BreakerPhase::Closed && self.refused.add(request) {
+                    self.rests += 1;
+                    let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
+                    let rest = Backoff::new(FIRST_REST, longest).delay_after(self.rests);
+                    let rest = asked.map_or(rest, |asked| asked.min(rest));
+                    self.phase = BreakerPhase::Resting(now + rest);
+                    self.is_rest_confirmed = false;
                 }
             }
-            CallOutcome::Neutral => {}
-            CallOutcome::Failed => self.fail(now),
+            CallOutcome::Neutral | CallOutcome::Errored => {}
+            CallOutcome::Failed => self.fail(request, now),
             CallOutcome::Suspect => {
-                self.is_suspect =
-                    matches!(self.phase, BreakerPhase::Closed | BreakerPhase::Resting(_));
-                self.fail(now);
+                self.suspect();
+                self.fail(request, now);
             }
+            CallOutcome::Lost => self.suspect(),
             CallOutcome::Gone => self.open(now),
+        }
+    }
+
+    /// Another pod has answered the request of a call that ended so: the request is not to blame.
+    pub fn confirm_outcome(
+        &mut self,
+        outcome: CallOutcome,
+        request: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
+        match outcome {
+            CallOutcome::Errored => self.fail(request, now),
+            CallOutcome::Lost => {
+                self.fail(request, now);
+                if self.failed == DistinctRequests::Several {
+                    self.open(now);
+                }
+            }
+            CallOutcome::Busy(asked) => {
+                let may_rest =
+                    matches!(self.phase, BreakerPhase::Closed | BreakerPhase::Resting(_));
+                if may_rest && self.refused == DistinctRequests::Several {
+                    let rest = asked.unwrap_or(FIRST_REST).min(self.rules.longest_rest);
+                    let until = self.rests_until().unwrap_or(now).max(now + rest);
+                    self.phase = BreakerPhase::Resting(until);
+                    self.is_rest_confirmed = true;
+                }
+            }
+            CallOutcome::Good
+            | CallOutcome::Neutral
+            | CallOutcome::Failed
+            | CallOutcome::Suspect
+            | CallOutcome::Gone => {}
         }
     }
 
     /// A client gave up on an endpoint that was silent meanwhile. The client may have been
     /// impatient: it counts as a failure, but does not fail a trial.
-    pub fn abandoned(&mut self, now: Moment) {
-        self.failures += 1;
-        if self.failures >= self.rules.failures {
+    pub fn abandoned(&mut self, request: Option<RequestFingerprint>, now: Moment) {
+        if self.count_failure(request) {
             self.open(now);
         } else if matches!(self.phase, BreakerPhase::HalfOpen(_)) {
             // Probes succeeded and requests did not.
@@ -192,6 +281,10 @@ impl CircuitBreaker {
 
     /// A probe has ended.
     pub fn probed(&mut self, outcome: CallOutcome, now: Moment) {
+        let outcome = match outcome {
+            CallOutcome::Lost | CallOutcome::Errored => CallOutcome::Failed,
+            outcome => outcome,
+        };
         match (self.phase, outcome) {
             (BreakerPhase::Open(_), CallOutcome::Good) => self.phase = BreakerPhase::HalfOpen(now),
             (BreakerPhase::HalfOpen(since), CallOutcome::Good)
@@ -219,7 +312,10 @@ impl CircuitBreaker {
     /// Whether there is any state that a success would clear.
     #[must_use]
     pub fn is_troubled(&self) -> bool {
-        self.phase != BreakerPhase::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
+        self.phase != BreakerPhase::Closed
+            || self.failures > 0
+            || self.refused != DistinctRequests::None
+            || self.is_suspect
     }
 
     /// When its rest ends, if it rests.
@@ -234,11 +330,21 @@ impl CircuitBreaker {
         self.opened
     }
 
-    fn fail(&mut self, now: Moment) {
-        self.failures += 1;
-        if self.failures >= self.rules.failures || matches!(self.phase, BreakerPhase::HalfOpen(_)) {
+    fn fail(&mut self, request: Option<RequestFingerprint>, now: Moment) {
+        if self.count_failure(request) || matches!(self.phase, BreakerPhase::HalfOpen(_)) {
             self.open(now);
         }
+    }
+
+    /// Returns whether there are too many failures.
+    fn count_failure(&mut self, request: Option<RequestFingerprint>) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        self.failed.add(request) && self.failures >= self.rules.failures
+    }
+
+    /// Lets a probe find out whether it is dead.
+    fn suspect(&mut self) {
+        self.is_suspect = matches!(self.phase, BreakerPhase::Closed | BreakerPhase::Resting(_));
     }
 
     fn close(&mut self) {
@@ -256,6 +362,7 @@ impl CircuitBreaker {
         self.openings += 1;
         self.opened += 1;
         self.failures = 0;
+        self.failed = DistinctRequests::None;
         self.is_suspect = false;
         let backoff = Backoff::new(self.rules.first_pause, LONGEST_PAUSE);
         self.phase = BreakerPhase::Open(now + backoff.delay_after(self.openings));
@@ -272,8 +379,14 @@ mod tests {
 
     fn after(outcomes: &[CallOutcome]) -> CircuitBreaker {
         let mut breaker = CircuitBreaker::default();
-        outcomes.iter().for_each(|outcome| breaker.record_outcome(*outcome, at(0)));
+        for (number, outcome) in outcomes.iter().enumerate() {
+            breaker.record_outcome(*outcome, request(number as u64), at(0));
+        }
         breaker
+    }
+
+    fn request(number: u64) -> Option<RequestFingerprint> {
+        Some(RequestFingerprint(number))
     }
 
     #[test]
@@ -297,7 +410,7 @@ mod tests {
             assert_eq!(breaker.state(), BreakerState::Closed);
             assert!(breaker.tick(at(0)) && breaker.is_troubled());
             // A success meanwhile proves nothing: the request may have been sent before.
-            breaker.record_outcome(CallOutcome::Good, at(1));
+            breaker.record_outcome(CallOutcome::Good, request(77), at(1));
             assert!(breaker.tick(at(1)) && breaker.is_troubled());
             breaker.probed(probe, at(2));
             assert_eq!(breaker.state(), state, "{probe:?}");
@@ -316,8 +429,8 @@ mod tests {
         let mut now = at(0);
         let mut rested = Vec::new();
         for _ in 0..9 {
-            breaker.record_outcome(CallOutcome::Busy(None), now);
-            breaker.record_outcome(CallOutcome::Busy(None), now);
+            breaker.record_outcome(CallOutcome::Busy(None), request(1), now);
+            breaker.record_outcome(CallOutcome::Busy(None), request(2), now);
             let until = breaker.rests_until().expect("it rests");
             rested.push((until - now).as_millis());
             now = until;
@@ -326,18 +439,29 @@ mod tests {
         }
         assert_eq!(rested, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         assert!(breaker.is_troubled());
-        breaker.record_outcome(CallOutcome::Good, now);
-        breaker.record_outcome(CallOutcome::Busy(None), now);
+        breaker.record_outcome(CallOutcome::Good, request(77), now);
+        breaker.record_outcome(CallOutcome::Busy(None), request(1), now);
+        breaker.record_outcome(CallOutcome::Busy(None), request(1), now);
+        assert_eq!(breaker.rests_until(), None, "it may be the request's fault");
+        breaker.record_outcome(CallOutcome::Busy(None), request(2), now);
         assert_eq!(breaker.rests_until(), Some(now + Duration::from_millis(100)));
+    }
+
+    /// Refuses two requests that another pod then answers.
+    fn refuse(breaker: &mut CircuitBreaker, asked: Duration, now: Moment) {
+        for number in 0..2 {
+            breaker.record_outcome(CallOutcome::Busy(Some(asked)), request(number), now);
+            breaker.confirm_outcome(CallOutcome::Busy(Some(asked)), request(number), now);
+        }
     }
 
     #[test]
     fn a_busy_endpoint_rests_for_its_retry_after_and_is_never_a_failure() {
         let mut breaker = after(&[CallOutcome::Neutral; 100]);
         assert_eq!(breaker.state(), BreakerState::Closed);
-        breaker.record_outcome(CallOutcome::Busy(Some(Duration::from_millis(1000))), at(0));
+        refuse(&mut breaker, Duration::from_millis(1000), at(0));
         assert_eq!(breaker.state(), BreakerState::Resting);
-        breaker.record_outcome(CallOutcome::Good, at(500));
+        breaker.record_outcome(CallOutcome::Good, request(7), at(500));
         assert_eq!(
             breaker.state(),
             BreakerState::Resting,
@@ -345,9 +469,61 @@ mod tests {
         );
         assert!(!breaker.tick(at(999)) && breaker.state() == BreakerState::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.state() == BreakerState::Closed);
-        breaker.record_outcome(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
+        refuse(&mut breaker, Duration::from_secs(3600), at(1000));
         breaker.tick(at(11_000));
         assert_eq!(breaker.state(), BreakerState::Closed, "no `Retry-After` lasts for an hour");
+    }
+
+    #[test]
+    fn a_retry_after_that_no_other_pod_contradicts_is_approached_by_a_backoff() {
+        let mut breaker = CircuitBreaker::default();
+        let asked = CallOutcome::Busy(Some(Duration::from_secs(9)));
+        breaker.record_outcome(asked, request(1), at(0));
+        assert_eq!(breaker.state(), BreakerState::Closed);
+        breaker.record_outcome(asked, request(2), at(0));
+        assert_eq!(breaker.rests_until(), Some(at(100)));
+        assert_eq!(breaker.state(), BreakerState::Avoided);
+        breaker.tick(at(100));
+        breaker.record_outcome(asked, request(2), at(100));
+        assert_eq!(breaker.rests_until(), Some(at(300)), "and each rest is longer");
+    }
+
+    #[test]
+    fn one_request_alone_never_opens_it_and_never_lets_it_rest() {
+        let outcomes = [
+            CallOutcome::Busy(Some(Duration::from_secs(9))),
+            CallOutcome::Busy(None),
+            CallOutcome::Failed,
+            CallOutcome::Errored,
+            CallOutcome::Suspect,
+            CallOutcome::Lost,
+        ];
+        for outcome in outcomes {
+            let mut breaker = CircuitBreaker::default();
+            for _ in 0..99 {
+                breaker.record_outcome(outcome, request(1), at(0));
+                breaker.confirm_outcome(outcome, request(1), at(0));
+            }
+            assert_eq!(breaker.state(), BreakerState::Closed, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_that_the_request_may_have_caused_counts_once_another_pod_has_answered_it() {
+        for (outcome, needed) in [(CallOutcome::Lost, 2), (CallOutcome::Errored, 5)] {
+            assert_eq!(after(&[outcome; 99]).state(), BreakerState::Closed, "{outcome:?}");
+            let mut breaker = CircuitBreaker::default();
+            for number in 1..=needed {
+                assert_eq!(breaker.state(), BreakerState::Closed, "{outcome:?}");
+                breaker.record_outcome(outcome, request(number), at(0));
+                breaker.confirm_outcome(outcome, request(number), at(0));
+            }
+            assert_eq!(breaker.state(), BreakerState::Open, "{outcome:?}");
+        }
+        let mut lost = after(&[CallOutcome::Lost]);
+        assert!(lost.tick(at(0)), "but a probe is due at once");
+        lost.probed(CallOutcome::Lost, at(1));
+        assert_eq!(lost.state(), BreakerState::Open);
     }
 
     #[test]
@@ -358,7 +534,7 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::Open, "a probe that was never sent says nothing");
         breaker.probed(CallOutcome::Good, at(100));
         assert_eq!(breaker.state(), BreakerState::HalfOpen);
-        breaker.record_outcome(CallOutcome::Good, at(101));
+        breaker.record_outcome(CallOutcome::Good, request(77), at(101));
         assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
@@ -367,7 +543,7 @@ mod tests {
         let mut breaker = after(&[CallOutcome::Gone, CallOutcome::Good]);
         assert_eq!(breaker.state(), BreakerState::Open);
         breaker.probed(CallOutcome::Good, at(100));
-        breaker.record_outcome(CallOutcome::Failed, at(101));
+        breaker.record_outcome(CallOutcome::Failed, request(7), at(101));
         assert_eq!(breaker.state(), BreakerState::Open);
         assert!(
             !breaker.tick(at(300)) && breaker.tick(at(301)),
@@ -383,11 +559,11 @@ mod tests {
         let mut breaker = after(&[CallOutcome::Gone]);
         breaker.probed(CallOutcome::Good, at(100));
         for client in 1..5 {
-            breaker.abandoned(at(1000 * client));
+            breaker.abandoned(request(client), at(1000 * client));
             breaker.probed(CallOutcome::Good, at(1000 * client + 999));
             assert_eq!(breaker.state(), BreakerState::HalfOpen);
         }
-        breaker.abandoned(at(5000));
+        breaker.abandoned(request(5), at(5000));
         assert_eq!(breaker.state(), BreakerState::Open, "so many are no coincidence");
     }
 

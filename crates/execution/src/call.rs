@@ -9,8 +9,9 @@ use crate::breaker::CallOutcome;
 use crate::connection::Connection;
 use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::failure::CallError;
+use crate::poison::{PoisonRequests, RequestFingerprint};
 use crate::response::{EngineResponse, OpenCall};
-use crate::retry::RetryBudget;
+use crate::retry::RetryBudgets;
 use crate::splice::{Edit, splice};
 use crate::timeouts::{TimeoutWatch, Timeouts};
 use crate::transfer::{self, TransferState};
@@ -56,8 +57,8 @@ pub struct Target {
 /// The options of all calls of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOptions<'a> {
-    /// The retry budget of the router.
-    pub budget: &'a RetryBudget,
+    /// The retry budgets that the request takes from.
+    pub budget: RetryBudgets<'a>,
     /// The timeouts of each call.
     pub timeouts: Timeouts,
     /// The first-byte timeout of a response that is not streamed, whose first byte comes when all
@@ -65,6 +66,10 @@ pub struct CallOptions<'a> {
     pub whole_answer: Option<Duration>,
     /// The thread that makes the calls.
     pub worker: WorkerNumber,
+    /// The fingerprint of the request.
+    pub request: RequestFingerprint,
+    /// The requests that broke connections lately.
+    pub poison: &'a PoisonRequests,
 }
 
 /// A reused connection that is lost within this time after the request was closed by an idle
@@ -240,7 +245,7 @@ pub(crate) fn outcome(result: &Result<EngineResponse, CallError>) -> CallOutcome
         Err(error) => error.outcome(),
         Ok(response) => match response.head.status.as_u16() {
             429 | 503 => CallOutcome::Busy(retry_after(&response.head.headers)),
-            500.. => CallOutcome::Failed,
+            500.. => CallOutcome::Errored,
             _ => CallOutcome::Good,
         },
     }
@@ -263,6 +268,7 @@ pub(crate) enum CancelledBy {
 
 pub(crate) struct InFlight<'a> {
     endpoint: &'a Endpoint,
+    request: RequestFingerprint,
     began: Moment,
     started: Instant,
     is_trial: bool,
@@ -272,16 +278,27 @@ pub(crate) struct InFlight<'a> {
 
 impl<'a> InFlight<'a> {
     /// Registers a call that begins now.
-    pub(crate) fn begin(endpoint: &'a Endpoint, now: Moment, cancelled_by: CancelledBy) -> Self {
+    pub(crate) fn begin(
+        endpoint: &'a Endpoint,
+        request: RequestFingerprint,
+        now: Moment,
+        cancelled_by: CancelledBy,
+    ) -> Self {
         let is_trial = endpoint.begin_call();
         let is_judged_on_drop = cancelled_by == CancelledBy::Client;
-        Self { endpoint, began: now, started: Instant::now(), is_trial, is_judged_on_drop }
+        let started = Instant::now();
+        Self { endpoint, request, began: now, started, is_trial, is_judged_on_drop }
     }
 
     /// The call has its response, or has failed.
-    pub(crate) fn finish(mut self, outcome: CallOutcome, now: Moment) {
+    pub(crate) fn finish(
+        mut self,
+        outcome: CallOutcome,
+        blamed: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
         self.is_judged_on_drop = false;
-        self.endpoint.record_outcome(outcome, now);
+        self.endpoint.record_outcome(outcome, blamed, now);
     }
 }
 
@@ -292,7 +309,7 @@ impl Drop for InFlight<'_> {
             && waited >= CLIENT_PATIENCE
             && !self.endpoint.was_active_since(self.started)
         {
-            self.endpoint.abandoned(self.began + waited);
+            self.endpoint.abandoned(Some(self.request), self.began + waited);
         }
         if self.is_trial {
             self.endpoint.trial_ended();
@@ -308,8 +325,14 @@ mod tests {
 
     const NOW: Moment = Moment::from_secs(9);
 
-    async fn give_up_after(endpoint: &Endpoint, waited: Duration, cancelled_by: CancelledBy) {
-        let in_flight = InFlight::begin(endpoint, NOW, cancelled_by);
+    async fn give_up_after(
+        endpoint: &Endpoint,
+        number: u64,
+        waited: Duration,
+        cancelled_by: CancelledBy,
+    ) {
+        let request = RequestFingerprint(number);
+        let in_flight = InFlight::begin(endpoint, request, NOW, cancelled_by);
         tokio::time::sleep(waited).await;
         drop(in_flight);
     }
@@ -321,23 +344,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn clients_that_give_up_open_the_breaker_of_an_endpoint_that_hangs() {
         let hung = endpoint();
-        for _ in 0..4 {
-            give_up_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
+        for number in 0..4 {
+            give_up_after(&hung, number, CLIENT_PATIENCE, CancelledBy::Client).await;
         }
         assert_eq!(hung.breaker().0, BreakerState::Closed);
-        give_up_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
+        give_up_after(&hung, 4, CLIENT_PATIENCE, CancelledBy::Client).await;
         assert_eq!(hung.breaker().0, BreakerState::Open);
+        let hung_once = endpoint();
+        for _ in 0..9 {
+            give_up_after(&hung_once, 7, CLIENT_PATIENCE, CancelledBy::Client).await;
+        }
+        assert_eq!(hung_once.breaker().0, BreakerState::Closed, "it may be the request's fault");
     }
 
     #[tokio::test(start_paused = true)]
     async fn impatience_a_concurrent_step_and_responses_to_others_are_no_blame() {
         let slow = endpoint();
-        for _ in 0..9 {
-            give_up_after(&slow, CLIENT_PATIENCE / 2, CancelledBy::Client).await;
-            give_up_after(&slow, CLIENT_PATIENCE * 2, CancelledBy::ConcurrentStep).await;
+        for number in 0..9 {
+            give_up_after(&slow, number, CLIENT_PATIENCE / 2, CancelledBy::Client).await;
+            give_up_after(&slow, number, CLIENT_PATIENCE * 2, CancelledBy::ConcurrentStep).await;
         }
-        for _ in 0..9 {
-            let in_flight = InFlight::begin(&slow, NOW, CancelledBy::Client);
+        for number in 0..9 {
+            let request = RequestFingerprint(number);
+            let in_flight = InFlight::begin(&slow, request, NOW, CancelledBy::Client);
             tokio::time::sleep(CLIENT_PATIENCE).await;
             // A chunk for another client.
             slow.record_activity(Instant::now());

@@ -7,6 +7,7 @@
 use crate::breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 use crate::connection::{Connection, Socket};
 use crate::egress_policy::{EgressDenied, EgressPolicy};
+use crate::poison::RequestFingerprint;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -299,8 +300,8 @@ impl Endpoint {
     }
 
     /// A client gave up a call that had no response yet.
-    pub(crate) fn abandoned(&self, now: Moment) {
-        self.change(|breaker| breaker.abandoned(now));
+    pub(crate) fn abandoned(&self, request: Option<RequestFingerprint>, now: Moment) {
+        self.change(|breaker| breaker.abandoned(request, now));
     }
 
     /// A chunk of a response to some client came.
@@ -321,15 +322,30 @@ impl Endpoint {
         u64::try_from(then.duration_since(self.created).as_millis()).unwrap_or(u64::MAX - 1)
     }
 
-    /// Reports the outcome of a call to the breaker.
-    pub fn record_outcome(&self, outcome: CallOutcome, now: Moment) {
+    /// Reports the outcome of a call to the breaker. `request` may be to blame for a failure.
+    pub fn record_outcome(
+        &self,
+        outcome: CallOutcome,
+        request: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
         if matches!(outcome, CallOutcome::Good | CallOutcome::Busy(_)) {
             self.record_activity(Instant::now());
         }
         if outcome == CallOutcome::Good && !self.is_troubled.load(Relaxed) {
             return;
         }
-        self.change(|breaker| breaker.record_outcome(outcome, now));
+        self.change(|breaker| breaker.record_outcome(outcome, request, now));
+    }
+
+    /// Another pod has answered the request of a call that ended so.
+    pub(crate) fn confirm_outcome(
+        &self,
+        outcome: CallOutcome,
+        request: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
+        self.change(|breaker| breaker.confirm_outcome(outcome, request, now));
     }
 
     /// Advances the breaker's time. Returns whether a probe is due.
@@ -354,10 +370,11 @@ impl Endpoint {
     fn change<T>(&self, change: impl FnOnce(&mut CircuitBreaker) -> T) -> T {
         let mut breaker = lock(&self.breaker);
         let before = breaker.state();
+        let rest_before = breaker.rests_until();
         let result = change(&mut breaker);
         let state = breaker.state();
         self.is_troubled.store(breaker.is_troubled(), Relaxed);
-        if state != before {
+        if state != before || breaker.rests_until() != rest_before {
             for pod_state in lock(&self.pod_state).iter() {
                 breaker.rests_until().iter().for_each(|until| pod_state.set_rest(*until));
                 pod_state.set_breaker(state);
@@ -542,12 +559,12 @@ mod tests {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let ranks = [Arc::<PodState>::default(), Arc::default()];
         endpoint.add_pod_state(&ranks[0]);
-        endpoint.record_outcome(CallOutcome::Gone, Moment::ZERO);
+        endpoint.record_outcome(CallOutcome::Gone, None, Moment::ZERO);
         endpoint.add_pod_state(&ranks[1]);
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Open; 2]);
         assert!(endpoint.tick(Moment::from_millis(100)));
         endpoint.probed(CallOutcome::Good, Moment::from_millis(100));
-        endpoint.record_outcome(CallOutcome::Good, Moment::from_millis(101));
+        endpoint.record_outcome(CallOutcome::Good, None, Moment::from_millis(101));
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Closed; 2]);
         assert_eq!(endpoint.breaker(), (BreakerState::Closed, 1));
     }

@@ -9,12 +9,14 @@
 mod kv_handover;
 mod multi_step;
 
+use crate::breaker::CallOutcome;
 use crate::call::{
     CallOptions, CancelledBy, InFlight, StepCall, Target, call, is_retryable, may_have_computed,
     outcome, request, step_timeouts,
 };
 use crate::endpoint::Endpoint;
 use crate::failure::{CallError, CallFailure};
+use crate::poison::RequestFingerprint;
 use crate::response::EngineResponse;
 use crate::retry::{Producer, RetryDecision, RetryState, is_lease_valid};
 use crate::timeouts::coarse_deadline;
@@ -93,6 +95,8 @@ pub struct PlanResponse {
     pub is_degraded: bool,
     /// The prefill step whose KV cache the step loaded; boxed, because most plans have none.
     pub prefill: Option<Box<PrefillResult>>,
+    /// The fingerprint of the request.
+    pub request: RequestFingerprint,
 }
 
 /// The result of a prefill step. The decode engine counts all that it loaded as cached, so only the
@@ -150,6 +154,15 @@ struct PlanExecution<'a, R> {
     /// The step whose KV cache the current step loads.
     producer: Option<Producer>,
     is_degraded: bool,
+    /// Failures that count against their endpoint if another one answers the request.
+    unconfirmed: Vec<UnconfirmedFailure>,
+}
+
+/// A failure that the request may have caused.
+struct UnconfirmedFailure {
+    step: Name,
+    endpoint: Arc<Endpoint>,
+    outcome: CallOutcome,
 }
 
 /// Executes a plan up to the first byte of its response.
@@ -173,6 +186,7 @@ pub async fn execute<R: Router>(
         prefill: None,
         producer: None,
         is_degraded: false,
+        unconfirmed: Vec::new(),
     };
     let mut plan = plan;
     loop {
@@ -319,7 +333,8 @@ impl<R: Router> PlanExecution<'_, R> {
             .inspect_err(|_never_sent| self.withdraw(step))?;
         let endpoint = target.endpoint;
         let traced_since = self.router.call_started();
-        let in_flight = InFlight::begin(&endpoint, self.router.now(), cancelled_by);
+        let in_flight =
+            InFlight::begin(&endpoint, self.options.request, self.router.now(), cancelled_by);
         let timeouts = step_timeouts(self.options, step);
         let result = {
             let called = pin!(call(&endpoint, self.options.worker, request, timeouts));
@@ -343,7 +358,13 @@ impl<R: Router> PlanExecution<'_, R> {
             Ok(answer) if until == ReadUntil::End => Box::pin(self.read_whole(step, answer)).await,
             result => result,
         };
-        in_flight.finish(outcome(&result), self.router.now());
+        let outcome = outcome(&result);
+        in_flight.finish(outcome, self.blamed(), self.router.now());
+        if outcome == CallOutcome::Good {
+            self.confirm_failures(&step.name, until);
+        } else {
+            self.add_failure(&step.name, &endpoint, outcome);
+        }
         if let Some(started) = traced_since {
             let failure = result.as_ref().err();
             let attempt = CallAttempt { step: &step.name, endpoint: &endpoint, started, failure };
@@ -356,6 +377,49 @@ impl<R: Router> PlanExecution<'_, R> {
             answer.body.mark_client_traffic();
             (answer, endpoint)
         })
+    }
+
+    /// The request, if it may be to blame for a failure.
+    fn blamed(&self) -> Option<RequestFingerprint> {
+        self.options.poison.blamed(self.options.request, self.router.now())
+    }
+
+    /// An endpoint failed: by its own fault or that of the request.
+    fn add_failure(&mut self, step: &Name, endpoint: &Arc<Endpoint>, outcome: CallOutcome) {
+        let now = self.router.now();
+        if outcome == CallOutcome::Lost {
+            self.options.poison.broke_connection(self.options.request, endpoint.url(), now);
+        }
+        if !outcome.needs_confirmation() {
+            return;
+        }
+        if self.blamed().is_none() {
+            return endpoint.confirm_outcome(outcome, None, now);
+        }
+        let endpoint = Arc::clone(endpoint);
+        self.unconfirmed.push(UnconfirmedFailure { step: step.clone(), endpoint, outcome });
+    }
+
+    /// An endpoint answered: endpoints that failed in the same step failed by their own fault. If
+    /// the last step is answered, so did all.
+    fn confirm_failures(&mut self, step: &Name, until: ReadUntil) {
+        let request = Some(self.options.request);
+        if until == ReadUntil::FirstByte {
+            self.options.poison.answered(self.options.request, self.router.now());
+        }
+        for failure in std::mem::take(&mut self.unconfirmed) {
+            if until == ReadUntil::FirstByte || failure.step == *step {
+                let now = self.router.now();
+                failure.endpoint.confirm_outcome(failure.outcome, request, now);
+            } else {
+                self.unconfirmed.push(failure);
+            }
+        }
+    }
+
+    /// Whether the request broke the connections to two endpoints.
+    fn is_poison(&self) -> bool {
+        self.options.poison.poisonous_for(self.options.request, self.router.now()).is_some()
     }
 
     /// Decides the pod of one step.
@@ -382,9 +446,11 @@ impl<R: Router> PlanExecution<'_, R> {
     }
 
     fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> RetryDecision {
+        let is_poison = self.is_poison();
         let budget = self.options.budget;
         let now = self.router.now();
-        self.retries.failed(pod, policy, || budget.spend(now))
+        let next = self.retries.failed(pod, policy, || !is_poison && budget.spend(now));
+        if is_poison { RetryDecision::GiveUp } else { next }
     }
 
     /// What follows when a retry found no other pod.
@@ -426,6 +492,7 @@ impl<R: Router> PlanExecution<'_, R> {
             retries: self.retries.retries(),
             is_degraded: self.is_degraded,
             prefill: self.prefill.clone(),
+            request: self.options.request,
         }
     }
 

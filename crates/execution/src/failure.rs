@@ -67,16 +67,20 @@ impl CallError {
     pub fn outcome(&self) -> CallOutcome {
         match self {
             Self::Connect(error) if is_resource_shortage(error) => CallOutcome::Neutral,
+            Self::Broken(_) | Self::Unfinished if !self.is_unsent() => CallOutcome::Lost,
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
                 CallOutcome::Gone
             }
+            Self::Status(StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
+                CallOutcome::Busy(None)
+            }
+            Self::Status(_) => CallOutcome::Errored,
             Self::FirstByteTimeout(_)
             | Self::Stalled(_)
             | Self::ContentLength
             | Self::TooLarge(_)
             | Self::MissingField(_)
-            | Self::TotalTimeout(_)
-            | Self::Status(_) => CallOutcome::Failed,
+            | Self::TotalTimeout(_) => CallOutcome::Failed,
             // A removed pod, another pod's KV cache, a body that is no object, a slow client and an
             // expired lease are not the endpoint's fault.
             Self::PodGone

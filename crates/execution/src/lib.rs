@@ -16,6 +16,7 @@ mod endpoint;
 mod execute;
 mod failure;
 mod json_scan;
+mod poison;
 mod response;
 mod retry;
 mod splice;
@@ -30,8 +31,9 @@ pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections
 pub use execute::{CallAttempt, PlanResponse, PrefillResult, Router, execute};
 pub use failure::{CallError, CallFailure, tls_error};
 pub use json_scan::{JsonScan, MemberName, NotAnObject};
+pub use poison::{PoisonRequests, RequestFingerprint};
 pub use response::{EngineBody, EngineResponse};
-pub use retry::{BudgetRules, Producer, RetryBudget, RetryDecision, RetryState};
+pub use retry::{BudgetRules, Producer, RetryBudget, RetryBudgets, RetryDecision, RetryState};
 pub use splice::{Edit, field, splice};
 pub use timeouts::{Timeouts, run_coarse_timer};
 pub use transfer::transfer_fields;

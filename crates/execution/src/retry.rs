@@ -6,7 +6,8 @@
 //! [`RetryBudget`] is shared by all requests. Retries help when one pod fails and harm when all do:
 //! then they multiply the load of a fleet that is already too slow. So they are a share of the
 //! requests, plus a few per second so that a quiet router can retry at all. A request without a
-//! retry costs one relaxed addition.
+//! retry costs one relaxed addition. With tenants, each has a smaller budget of its own, so that a
+//! tenant whose requests always fail leaves the others their retries.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -189,6 +190,14 @@ pub struct BudgetRules {
     pub most: f64,
 }
 
+impl BudgetRules {
+    /// The rules of one tenant: half of what does not depend on its requests.
+    #[must_use]
+    pub fn of_tenant(self) -> Self {
+        Self { per_second: self.per_second / 2.0, most: self.most / 2.0, ..self }
+    }
+}
+
 impl Default for BudgetRules {
     fn default() -> Self {
         Self { share: 0.2, per_second: 10.0, most: 100.0 }
@@ -258,6 +267,42 @@ impl RetryBudget {
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
+    }
+}
+
+/// The budgets that the retries of one request are taken from.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryBudgets<'a> {
+    /// Shared by all requests.
+    pub router: &'a RetryBudget,
+    /// Shared by the requests of one tenant.
+    pub tenant: Option<&'a RetryBudget>,
+}
+
+impl RetryBudgets<'_> {
+    /// Counts a request, which earns its share of a retry.
+    pub fn request(self) {
+        self.router.request();
+        self.tenant.iter().for_each(|tenant| tenant.request());
+    }
+
+    /// Takes one retry, if each budget has one left.
+    #[must_use]
+    pub fn spend(self, now: Moment) -> bool {
+        if self.tenant.is_some_and(|tenant| !tenant.spend(now)) {
+            return false;
+        }
+        let is_left = self.router.spend(now);
+        if !is_left {
+            self.tenant.iter().for_each(|tenant| tenant.give_back());
+        }
+        is_left
+    }
+
+    /// Returns a retry that was taken and found no pod.
+    pub fn give_back(self) {
+        self.router.give_back();
+        self.tenant.iter().for_each(|tenant| tenant.give_back());
     }
 }
 
@@ -392,6 +437,20 @@ mod tests {
         assert_eq!(now(5.5), 5);
         assert_eq!(now(4.0), 0, "a clock that goes back gives nothing");
         assert_eq!((budget.spent(), budget.refused()), (15, 45));
+    }
+
+    #[test]
+    fn a_tenant_whose_requests_always_fail_leaves_the_others_their_retries() {
+        let rules = BudgetRules::default();
+        let router = RetryBudget::new(rules, at(0.0));
+        let noisy = RetryBudget::new(rules.of_tenant(), at(0.0));
+        let other = RetryBudget::new(rules.of_tenant(), at(0.0));
+        let of = |tenant| RetryBudgets { router: &router, tenant: Some(tenant) };
+        assert_eq!((0..99).filter(|_| of(&noisy).spend(at(0.0))).count(), 5);
+        assert_eq!((0..99).filter(|_| of(&other).spend(at(0.0))).count(), 5);
+        let third = RetryBudget::new(rules.of_tenant(), at(0.0));
+        assert!(!of(&third).spend(at(0.0)), "the router has none left");
+        assert!(of(&third).spend(at(0.1)), "and took none from the tenant");
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub(crate) const POD: &[Parameter] = &[
     Parameter::with_default("waiting", Takes::Whole(0, 1 << 20), "0", "Requests that wait in the engine."),
     Parameter::with_default("kv_usage", Takes::Number(0.0, 1.0), "0", "Share of the KV cache in use."),
     Parameter::with_default("health", Takes::OneOf(&["up", "draining", "down"]), "up", "Whether it answers."),
-    Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open", "resting"]), "closed", "Its breaker."),
+    Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open", "resting", "avoided"]), "closed", "Its breaker."),
     Parameter::with_default("events", Takes::OneOf(&["exact", "unsure", "partial", "guessed"]), "exact", "How far its events can be trusted."),
     Parameter::optional("silence", Takes::Time, "How long its events have been silent; `0s` by default."),
 ];
@@ -236,6 +236,7 @@ fn pod(
             "half_open" => BreakerState::HalfOpen,
             "open" => BreakerState::Open,
             "resting" => BreakerState::Resting,
+            "avoided" => BreakerState::Avoided,
             _ => BreakerState::Closed,
         },
         trust: match settings.or("events", "exact") {

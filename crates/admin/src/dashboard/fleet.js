@@ -85,7 +85,7 @@ function hits({ predictions: p }) {
 function row(pod, most) {
   const kind = kindOf(pod);
   const load = pod.load.requests;
-  const state = [pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting" }[pod.breaker]];
+  const state = [pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting", avoided: "avoided" }[pod.breaker]];
   return h("tr", { "data-key": pod.name, class: kind === "bad" ? "down" : null },
     h("th", { scope: "row" },
       h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), pod.name),

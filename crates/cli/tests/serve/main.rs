@@ -23,6 +23,7 @@ mod pairs;
 mod peer;
 mod plans;
 mod pod_keys;
+mod poison;
 mod predictions;
 mod promises;
 mod queue;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const ASK: &str = "/v1/completions";
 
 /// Each promise, and the tests that would fail without it.
-const SHOWN: [(&str, &[&str]); 28] = [
+const SHOWN: [(&str, &[&str]); 29] = [
     (
         "1: a pod that crashes or refuses before the first byte costs no request",
         &[
@@ -214,6 +214,13 @@ const SHOWN: [(&str, &[&str]); 28] = [
             "a_stuck_worker_fails_health_and_is_named_and_sigterm_ends_the_router",
             "sigterm_ends_a_router_whose_accepting_thread_is_stuck",
             "the_systemd_watchdog_is_fed_until_a_thread_sticks",
+        ],
+    ),
+    (
+        "29: a request that breaks engines costs other clients nothing",
+        &[
+            "twenty_poison_requests_a_second_cost_other_clients_nothing",
+            "a_request_that_breaks_engines_reaches_two_of_them_and_is_then_refused_for_a_while",
         ],
     ),
 ];

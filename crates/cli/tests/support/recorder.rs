@@ -51,8 +51,29 @@ struct Behaviour {
     redirect_to: Mutex<Option<String>>,
     /// Status of answers to posts, if not 200.
     refusal: Mutex<Option<&'static str>>,
+    /// What a prompt with the word `poison` does to it.
+    poison: Mutex<Option<Poison>>,
     /// Its side in a pair of prefill and decode engine.
     side: Mutex<Option<Side>>,
+}
+
+/// What an engine does with a request that it cannot stand.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "not every test has such requests")]
+pub(crate) enum Poison {
+    /// Closes the connection.
+    Closes,
+    /// Closes the connection in the middle of its answer.
+    ClosesLate,
+    /// Answers with this status, and headers if any.
+    Says(&'static str),
+}
+
+impl Poison {
+    fn of(behaviour: &Behaviour, sent: &Sent) -> Option<Self> {
+        let prompt = sent.body["prompt"].as_str().unwrap_or_default();
+        behaviour.poison.lock().unwrap().filter(|_| prompt.contains("poison"))
+    }
 }
 
 /// Bootstrap rooms with a prompt that was prefilled for another engine.
@@ -99,7 +120,10 @@ impl Behaviour {
             Some(url) if sent.head.starts_with("POST") => {
                 format!("307 Temporary Redirect\r\nlocation: {url}")
             }
-            _ => self.refusal_of(sent).unwrap_or("200 OK").to_owned(),
+            _ => match Poison::of(self, sent) {
+                Some(Poison::Says(status)) => status.to_owned(),
+                _ => self.refusal_of(sent).unwrap_or("200 OK").to_owned(),
+            },
         }
     }
 
@@ -176,6 +200,12 @@ impl Recorder {
         *self.behaviour.refusal.lock().unwrap() = Some(status);
     }
 
+    /// Cannot stand prompts with the word `poison` from now on.
+    #[allow(dead_code, reason = "not every test has such requests")]
+    pub(crate) fn poison_with(&self, poison: Poison) {
+        *self.behaviour.poison.lock().unwrap() = Some(poison);
+    }
+
     /// Makes it one side of a pair from now on.
     pub(crate) fn meet(&self, side: Side) {
         *self.behaviour.side.lock().unwrap() = Some(side);
@@ -227,6 +257,7 @@ fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, behaviour: &Behav
             answer.extend(std::iter::repeat_n(' ', behaviour.padding.load(Relaxed)));
         }
         let body = sent.body.clone();
+        let poison = Poison::of(behaviour, &sent);
         let is_refused = behaviour.refusal_of(&sent).is_some();
         kept.lock().unwrap().push(sent);
         let side = behaviour.side.lock().unwrap().clone();
@@ -239,7 +270,11 @@ fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, behaviour: &Behav
         if is_post {
             behaviour.answered.fetch_add(1, Relaxed);
         }
-        let length = answer.len();
+        let length = match poison {
+            Some(Poison::Closes) => return,
+            Some(Poison::ClosesLate) => answer.len() + 99,
+            _ => answer.len(),
+        };
         let head = format!(
             "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
         );
@@ -247,6 +282,9 @@ fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, behaviour: &Behav
             return;
         }
         let _ = stream.flush();
+        if matches!(poison, Some(Poison::ClosesLate)) {
+            return;
+        }
     }
 }
 

@@ -80,7 +80,7 @@ impl<R: Router> PlanExecution<'_, R> {
         let budget = self.options.budget;
         let now = self.router.now();
         if let Some(target) = producer.pod.and_then(|pod| self.router.target(pod)) {
-            target.endpoint.record_outcome(CallOutcome::Suspect, now);
+            target.endpoint.record_outcome(CallOutcome::Suspect, Some(self.options.request), now);
         }
         match self.retries.load_failed(producer, step.failure.then, || budget.spend(now)) {
             RetryDecision::Skip => {

@@ -10,6 +10,7 @@ use super::{FailedStep, PlanExecution, ReadUntil, Router, RunStop, after_first_p
 use crate::call::{CancelledBy, InFlight, call, is_retryable, outcome, request, step_timeouts};
 use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::failure::{CallError, CallFailure};
+use crate::poison::RequestFingerprint;
 use crate::response::EngineResponse;
 use crate::retry::RetryDecision;
 use crate::splice::field;
@@ -62,6 +63,7 @@ struct ConcurrentCall {
     request: Request<Full<Bytes>>,
     timeouts: Timeouts,
     worker: WorkerNumber,
+    fingerprint: RequestFingerprint,
     now: Moment,
 }
 
@@ -69,9 +71,9 @@ impl ConcurrentCall {
     /// Runs to the end of the response. The step's load counts until then, even if the responding
     /// step is done.
     async fn run(self) -> Result<(), Box<StepFailure>> {
-        let Self { step, endpoint, request, timeouts, worker, now } = self;
+        let Self { step, endpoint, request, timeouts, worker, fingerprint, now } = self;
         let started = Instant::now();
-        let in_flight = InFlight::begin(&endpoint, now, CancelledBy::ConcurrentStep);
+        let in_flight = InFlight::begin(&endpoint, fingerprint, now, CancelledBy::ConcurrentStep);
         let result = match call(&endpoint, worker, request, timeouts).await {
             Ok(response) => {
                 let whole = response.whole(MAX_STEP_BYTES).await;
@@ -79,7 +81,7 @@ impl ConcurrentCall {
             }
             Err(cause) => Err(cause),
         };
-        in_flight.finish(outcome(&result), now + started.elapsed());
+        in_flight.finish(outcome(&result), Some(fingerprint), now + started.elapsed());
         let cause = match result {
             Err(cause) => FailureCause::Failed(cause),
             Ok(response) => match response.head.status {
@@ -135,7 +137,8 @@ impl<R: Router> PlanExecution<'_, R> {
         let timeouts = step_timeouts(self.options, &step);
         let worker = self.options.worker;
         let now = self.router.now();
-        let call = ConcurrentCall { step, endpoint, request, timeouts, worker, now };
+        let fingerprint = self.options.request;
+        let call = ConcurrentCall { step, endpoint, request, timeouts, worker, fingerprint, now };
         concurrent.spawn(call.run());
         Ok(())
     }
@@ -300,6 +303,12 @@ impl<R: Router> PlanExecution<'_, R> {
         };
         if !cause.is_late() {
             self.withdraw(&step);
+        }
+        if let Some(target) = step.pod.and_then(|pod| self.router.target(pod)) {
+            self.add_failure(&step.name, &target.endpoint, cause.outcome());
+        }
+        if self.is_poison() {
+            return Err(RunStop::Failed(self.step_failed(step.name.clone(), cause)));
         }
         if cause.is_final() {
             return Err(RunStop::Failed(self.step_failed(step.name.clone(), cause)));

@@ -227,6 +227,8 @@ async fn an_error_of_the_decode_pod_itself_counts_against_it() {
     let engines: [&[Act]; 3] = [&[PREFILLS], &[closes], &[ANSWERS]];
     let world = World::new(&engines, &steps(&[0], &[1, 2])).await;
     assert_eq!(world.whole().await.0, 200);
+    assert!(is_probed(&world, 1) && !is_probed(&world, 0));
+    assert_eq!(world.whole().await.0, 200);
     assert_eq!((world.pods[1].breaker(), is_probed(&world, 0)), (BreakerState::Open, false));
 }
 

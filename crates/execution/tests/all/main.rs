@@ -32,12 +32,58 @@ fn pair(prefill: &[usize], decode: &[usize]) -> [Step; 2] {
 
 #[tokio::test]
 async fn a_request_lost_late_on_a_reused_connection_is_not_sent_there_again() {
-    let swallows = [ANSWERS, Act::Closes(300 * MS), ANSWERS];
+    let swallows = [ANSWERS, Act::Closes(300 * MS), Act::Closes(300 * MS)];
     let world = World::new(&[&swallows, &[ANSWERS]], &[step("answer", &[0, 1])]).await;
     world.whole().await;
     let response = world.run().await.unwrap();
     assert_eq!((world.requests(), response.retries), (vec![2, 1], 1));
-    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "the breaker counts it");
+    assert_eq!(world.pods[0].breaker(), BreakerState::Closed, "one request proves nothing");
+    assert!(world.pods[0].endpoint.tick(Moment::ZERO), "but it is probed at once");
+    world.run().await.unwrap();
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "another request was lost too");
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_engines_is_tried_on_two_and_opens_no_breaker() {
+    let closes = [Act::Closes(Duration::ZERO)];
+    let mut world = World::new(&[&closes, &closes, &closes], &[step("answer", &[0, 1, 2])]).await;
+    for request in [Some(1), Some(2)] {
+        world.request = request;
+        let failure = world.run().await.unwrap_err();
+        assert!(failure.to_string().contains("failed on 2 pods"), "{failure}");
+    }
+    assert_eq!(world.requests(), [2, 2, 0]);
+    for _ in 0..9 {
+        world.request = None;
+        world.run().await.unwrap_err();
+    }
+    for pod in &world.pods {
+        assert_eq!(pod.breaker(), BreakerState::Closed);
+        pod.endpoint.probed(CallOutcome::Good, Moment::ZERO);
+        assert!(!pod.endpoint.tick(Moment::ZERO), "the probe found it healthy");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_every_pod_answers_with_an_error_opens_no_breaker_and_rests_no_pod_for_long()
+{
+    for status in [500, 503] {
+        let acts = [Act::Says(status, "retry-after: 9\r\n", "no")];
+        let mut world = World::new(&[&acts, &acts], &[step("answer", &[0, 1])]).await;
+        world.request = Some(1);
+        for _ in 0..9 {
+            assert_eq!(world.whole().await.0, status);
+        }
+        for pod in &world.pods {
+            assert_eq!(pod.breaker(), BreakerState::Closed, "{status}");
+        }
+        world.request = None;
+        assert_eq!(world.whole().await.0, status);
+        for pod in &world.pods {
+            pod.endpoint.tick(Moment::from_secs(3600));
+            assert_eq!(pod.breaker(), BreakerState::Closed, "{status}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -129,7 +175,7 @@ async fn a_concurrent_step_in_flight_is_a_trial_of_its_pod() {
     let world = World::new(&engines, &pair(&[0], &[1])).await;
     let endpoint = &world.pods[0].endpoint;
     let at = Moment::from_secs;
-    endpoint.record_outcome(CallOutcome::Gone, at(0));
+    endpoint.record_outcome(CallOutcome::Gone, None, at(0));
     endpoint.probed(CallOutcome::Good, at(1));
     assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen);
     world.run().await.unwrap();

@@ -4,13 +4,14 @@ use crate::engine::{Act, Engine};
 use bytes::Bytes;
 use hyper::Method;
 use hyper::header::HeaderMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_execution::{
-    BreakerRules, BudgetRules, CallFailure, CallOptions, Endpoint, PlanResponse, RetryBudget,
-    Router, StepCall, Target, Timeouts, WorkerNumber, execute,
+    BreakerRules, BudgetRules, CallFailure, CallOptions, Endpoint, PlanResponse, PoisonRequests,
+    RequestFingerprint, RetryBudget, RetryBudgets, Router, StepCall, Target, Timeouts,
+    WorkerNumber, execute,
 };
 use wornpath_index::{Index, IndexLimits, Moment, PodId};
 use wornpath_routing::{
@@ -69,6 +70,10 @@ pub(crate) struct World {
     pub(crate) budget: RetryBudget,
     pub(crate) timeouts: Timeouts,
     pub(crate) body: &'static str,
+    /// The fingerprint of all requests; none if each is another request.
+    pub(crate) request: Option<u64>,
+    pub(crate) poison: PoisonRequests,
+    runs: AtomicU64,
     /// The load of each pod at every new decision.
     pub(crate) loads: Mutex<Vec<Vec<u32>>>,
     requests_sent: AtomicUsize,
@@ -93,6 +98,9 @@ impl World {
             budget: RetryBudget::new(BudgetRules::default(), START),
             timeouts: Timeouts::default(),
             body: "{}",
+            request: None,
+            poison: PoisonRequests::new(1),
+            runs: AtomicU64::new(0),
             loads: Mutex::default(),
             requests_sent: AtomicUsize::new(0),
             started: Instant::now(),
@@ -117,12 +125,19 @@ impl World {
             body: Bytes::from_static(self.body.as_bytes()),
         };
         let options = CallOptions {
-            budget: &self.budget,
+            budget: RetryBudgets { router: &self.budget, tenant: None },
             timeouts: self.timeouts,
             whole_answer: None,
             worker: WorkerNumber(0),
+            request: self.fingerprint(),
+            poison: &self.poison,
         };
         execute(plan, &call, &options, &mut MockRouter(self)).await
+    }
+
+    fn fingerprint(&self) -> RequestFingerprint {
+        let number = self.request.unwrap_or_else(|| self.runs.fetch_add(1, Relaxed));
+        RequestFingerprint((number + 1) << 32)
     }
 
     /// Executes one request to the end of its response.

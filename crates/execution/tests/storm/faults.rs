@@ -25,7 +25,7 @@ impl World {
             // Who cannot hear that the connection broke finds out by its timeouts.
             if !self.links[router][pod].is_data_cut {
                 let delay = self.delay();
-                self.after(delay, Happening::Failed { call, outcome: CallOutcome::Gone });
+                self.after(delay, Happening::Failed { call, outcome: CallOutcome::Lost });
             }
         }
         // Connections break with it, even if it is back at once.

@@ -12,7 +12,8 @@ use wornpath_events::{
     BlockIdScheme, FeedRules, FeedState, PodFeed as Listener, ServedModel, SourceId, SourceQuery,
 };
 use wornpath_execution::{
-    BreakerRules, BudgetRules, CallOutcome, CircuitBreaker, RetryBudget, RetryDecision, RetryState,
+    BreakerRules, BudgetRules, CallOutcome, CircuitBreaker, RequestFingerprint, RetryBudget,
+    RetryDecision, RetryState,
 };
 use wornpath_index::{Depths, Index, IndexLimits, IndexWriter, Moment};
 use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Redecision, Ticket};
@@ -61,6 +62,8 @@ struct Ongoing {
     plan: Option<RoutingPlan>,
     ticket: Option<Ticket>,
     has_begun: bool,
+    /// The pods whose connection was lost.
+    lost: Vec<usize>,
 }
 
 /// A profile that ships with the router.
@@ -156,6 +159,7 @@ impl Router {
             plan: None,
             ticket: None,
             has_begun: false,
+            lost: Vec::new(),
         };
         self.ongoing.insert(request, new);
         self.decide(request, now)
@@ -245,6 +249,10 @@ impl Router {
         let clock = self.clock(now);
         let Some(one) = self.ongoing.get_mut(&request) else { return };
         one.has_begun = true;
+        for pod in std::mem::take(&mut one.lost) {
+            let request = Some(RequestFingerprint(request));
+            self.breakers[pod].confirm_outcome(CallOutcome::Lost, request, clock);
+        }
         let reservation = one.plan.as_mut().and_then(|plan| plan.steps[0].reservation.as_mut());
         if let Some(reservation) = reservation {
             reservation.first_token_at(clock);
@@ -253,7 +261,7 @@ impl Router {
 
     /// The last byte came.
     pub(crate) fn answered(&mut self, request: u64, pod: usize, now: Moment) -> Then {
-        self.record_outcome(pod, CallOutcome::Good, now);
+        self.record_outcome(request, pod, CallOutcome::Good, now);
         self.end(request, End::Whole)
     }
 
@@ -265,12 +273,15 @@ impl Router {
         outcome: CallOutcome,
         now: Moment,
     ) -> Option<Then> {
-        self.record_outcome(pod, outcome, now);
+        self.record_outcome(request, pod, outcome, now);
         let clock = self.clock(now);
         let Self { ongoing, budget, fleet, .. } = self;
         let one = ongoing.get_mut(&request)?;
         if one.has_begun {
             return Some(self.end(request, End::Broken));
+        }
+        if outcome == CallOutcome::Lost {
+            one.lost.push(pod);
         }
         let policy = one.plan.take().map(|plan| plan.steps[0].failure)?;
         let pod = Some(fleet.pods()[pod].id());
@@ -293,9 +304,10 @@ impl Router {
         self.ongoing.contains_key(&request)
     }
 
-    pub(crate) fn record_outcome(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
+    fn record_outcome(&mut self, request: u64, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
-        self.breakers[pod].record_outcome(outcome, clock);
+        let request = Some(RequestFingerprint(request));
+        self.breakers[pod].record_outcome(outcome, request, clock);
         self.update_pod_states(pod);
     }
 

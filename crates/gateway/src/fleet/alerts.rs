@@ -125,10 +125,10 @@ impl BreakerAlerts {
                     tracing::info!(%pod, url, "pod half-open: trying one request at a time");
                 }
                 // A pod at its limit may back off several times a second.
-                (_, BreakerState::Resting) => {
+                (_, BreakerState::Resting | BreakerState::Avoided) => {
                     tracing::debug!(%pod, url, "pod overloaded; backing off");
                 }
-                (BreakerState::Resting, BreakerState::Closed) => {
+                (BreakerState::Resting | BreakerState::Avoided, BreakerState::Closed) => {
                     tracing::debug!(%pod, url, "pod backoff over");
                 }
                 (_, BreakerState::Closed) => tracing::info!(%pod, url, "pod up"),

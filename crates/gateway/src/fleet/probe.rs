@@ -182,10 +182,13 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
             // not open the breaker.
             let outcome = match error {
                 CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
-                error => Some(error.outcome()).filter(|verdict| *verdict == CallOutcome::Gone),
+                error => {
+                    let is_gone = matches!(error.outcome(), CallOutcome::Gone | CallOutcome::Lost);
+                    is_gone.then_some(CallOutcome::Gone)
+                }
             };
             if let (Some(outcome), true) = (outcome, entry.pod.state().health() != Health::Down) {
-                endpoint.record_outcome(outcome, registry.now());
+                endpoint.record_outcome(outcome, None, registry.now());
             }
             return;
         }

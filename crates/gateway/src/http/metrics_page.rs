@@ -54,6 +54,7 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     let mut budget = page.family(family::RETRY_BUDGET);
     budget.value(&["spent"], spent);
     budget.value(&["refused"], refused);
+    page.family(family::POISON_REFUSED).value(&[], gateway.poison_refused());
     page.family(family::WAITING).value(&[], gateway.waiting());
     page.finish()
 }
@@ -77,7 +78,7 @@ fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
 fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
     let states: [(Family, &[&str], ReadState); 3] = [
         (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.state())),
-        (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
+        (family::POD_BREAKER, &["closed", "half_open", "open", "resting", "avoided"], |pod| {
             breaker(pod.state().breaker())
         }),
         (family::POD_TRUST, &["exact", "unsure", "partial", "guessed"], |pod| {
@@ -273,6 +274,7 @@ pub const fn breaker(breaker: BreakerState) -> &'static str {
         BreakerState::HalfOpen => "half_open",
         BreakerState::Open => "open",
         BreakerState::Resting => "resting",
+        BreakerState::Avoided => "avoided",
     }
 }
 

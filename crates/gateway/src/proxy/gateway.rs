@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use wornpath_blocks::BlockHash;
 use wornpath_config::Settings;
 use wornpath_events::Clock;
-use wornpath_execution::RetryBudget;
+use wornpath_execution::{BudgetRules, PoisonRequests, RetryBudget};
 use wornpath_index::Moment;
 use wornpath_routing::Name;
 use wornpath_routing::{FleetPod, Health, Rng};
@@ -51,6 +51,8 @@ pub struct Gateway {
     pub(crate) wait_queue: WaitQueues,
     pub(crate) quotas: Quotas,
     pub(crate) budget: RetryBudget,
+    pub(crate) tenant_budgets: TenantBudgets,
+    pub(crate) poison: PoisonRequests,
     recorder: TrafficRecorder,
     pub(crate) pool: LowPriorityPool,
     threads: Arc<Threads>,
@@ -85,6 +87,8 @@ impl Gateway {
             wait_queue: WaitQueues::default(),
             quotas: Quotas::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
+            tenant_budgets: TenantBudgets::default(),
+            poison: PoisonRequests::new(rng(seed, usize::MAX).bits()),
             recorder: TrafficRecorder::default(),
             pool: LowPriorityPool::new(
                 background.clone(),
@@ -159,6 +163,18 @@ impl Gateway {
     #[must_use]
     pub fn retries(&self) -> (u64, u64) {
         (self.budget.spent(), self.budget.refused())
+    }
+
+    /// The retry budget of a tenant.
+    pub(crate) fn tenant_budget(&self, tenant: Option<&Name>) -> Option<Arc<RetryBudget>> {
+        let rules = self.settings().retries;
+        Some(self.tenant_budgets.of(tenant?, rules, self.now()))
+    }
+
+    /// Requests that were refused because they had broken the connections to two pods.
+    #[must_use]
+    pub fn poison_refused(&self) -> u64 {
+        self.poison.refused()
     }
 
     /// Open connections of clients.
@@ -294,6 +310,23 @@ impl PrefixLocks {
 
     fn lock_of(&self, block: BlockHash) -> &Arc<Semaphore> {
         &self.0[(block.0 % LOCKS as u64) as usize]
+    }
+}
+
+/// The retry budgets of tenants: as many as were configured since the start.
+#[derive(Debug, Default)]
+pub(crate) struct TenantBudgets(Mutex<HashMap<Name, Arc<RetryBudget>>>);
+
+impl TenantBudgets {
+    /// The budget of a tenant; `rules` are those of the router.
+    pub(crate) fn of(&self, tenant: &Name, rules: BudgetRules, now: Moment) -> Arc<RetryBudget> {
+        let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(budget) = tenants.get(tenant) {
+            return Arc::clone(budget);
+        }
+        let budget = Arc::new(RetryBudget::new(rules.of_tenant(), now));
+        tenants.insert(tenant.clone(), Arc::clone(&budget));
+        budget
     }
 }
 

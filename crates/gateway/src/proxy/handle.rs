@@ -9,7 +9,7 @@ use crate::proxy::decide::{Decided, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{Replanner, execute_one_step};
-use crate::proxy::gateway::QuotaPermit;
+use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
 use crate::proxy::ingress::{self, Ingress};
 use crate::proxy::ingress::{acquire_quota, replace_alias};
@@ -22,17 +22,16 @@ use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use std::sync::Arc;
 use wornpath_config::OFFLINE;
-use wornpath_execution::StepCall;
-use wornpath_execution::Timeouts;
-use wornpath_execution::execute;
-use wornpath_execution::{CallOptions, PlanResponse};
+use wornpath_execution::{
+    CallOptions, PlanResponse, RequestFingerprint, RetryBudgets, StepCall, Timeouts, execute,
+};
 use wornpath_index::Moment;
 use wornpath_index::PodId;
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Name, Profile};
+use wornpath_routing::{Name, Profile, Rejection};
 
 /// The answer of an engine, or the error that the client gets instead.
 pub(crate) async fn handle(
@@ -126,6 +125,7 @@ async fn run_stages(
     replace_alias(&body, &mut call, &snapshot)?;
     set_engine_priority(&body, &mut call, &settings)?;
     isolate(&mut body, &mut call, &settings)?;
+    let fingerprint = refuse_poison(gateway, &call)?;
     let routes = gateway.routes();
     let tenant = body.request.tenant.as_ref();
     let (name, profile) = routes.profile(call.path.path(), &body.request.model.base, tenant);
@@ -143,9 +143,15 @@ async fn run_stages(
     let decided = decide(worker, profile, context, length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
     summary.decided = gateway.now().since(arrived);
-    let budget = &gateway.budget;
-    let timeouts = settings.timeouts;
-    let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
+    let tenant_budget = gateway.tenant_budget(summary.tenant.as_ref());
+    let options = CallOptions {
+        budget: RetryBudgets { router: &gateway.budget, tenant: tenant_budget.as_deref() },
+        timeouts: settings.timeouts,
+        whole_answer,
+        worker: worker.number,
+        request: fingerprint,
+        poison: &gateway.poison,
+    };
     let Decided { context, plan, insert } = decided;
     if plan.steps.len() == 1 {
         let replanner = Replanner {
@@ -165,10 +171,35 @@ async fn run_stages(
     if let Some(insert) = insert {
         worker.commit(insert);
     }
-    let task = multi_step::PlanTask { plan, call, context, trace, permit, whole_answer };
+    let task = multi_step::PlanTask {
+        plan,
+        call,
+        context,
+        trace,
+        permit,
+        whole_answer,
+        tenant_budget,
+        fingerprint,
+    };
     let done = Box::pin(multi_step::execute(worker, profile, task)).await?;
     summary.trace = kept(done.trace);
     Ok((done.response?, done.permit))
+}
+
+/// Refuses a request that broke the connections to two pods a short while ago.
+fn refuse_poison(gateway: &Gateway, call: &StepCall) -> Result<RequestFingerprint, ErrorResponse> {
+    let request = gateway.poison.fingerprint(call);
+    let Some(left) = gateway.poison.poisonous_for(request, gateway.now()) else {
+        return Ok(request);
+    };
+    gateway.poison.count_refused();
+    let reason = format!(
+        "this request broke the connections to two pods, so it is not sent again for {} s; \
+         change the request, or see the logs of the engines for why they closed the connection",
+        left.as_secs().max(1)
+    );
+    let status = StatusCode::BAD_GATEWAY.as_u16();
+    Err(Rejection { status, reason, retry_after: Some(left) }.into())
 }
 
 /// Whether the engine answers only when all of the answer is computed.
@@ -253,6 +284,7 @@ async fn run_planned_stages(
         set_engine_priority(&body, &mut call, &settings)?;
     }
     isolate(&mut body, &mut call, &settings)?;
+    let fingerprint = refuse_poison(gateway, &call)?;
     if snapshot.knows(&body.request.model.base) {
         summary.model.clone_from(&body.request.model.base);
     }
@@ -264,11 +296,14 @@ async fn run_planned_stages(
     summary.decided = gateway.now().since(arrived);
     // The first byte of an answer that is not streamed comes when all of it is computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
+    let tenant_budget = gateway.tenant_budget(planned.tenant);
     let options = CallOptions {
-        budget: &gateway.budget,
+        budget: RetryBudgets { router: &gateway.budget, tenant: tenant_budget.as_deref() },
         timeouts,
         whole_answer: None,
         worker: worker.number,
+        request: fingerprint,
+        poison: &gateway.poison,
     };
     let Decided { context, plan, insert } = decided;
     let mut replanner = Replanner {

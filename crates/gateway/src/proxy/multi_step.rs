@@ -14,7 +14,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use wornpath_execution::{self as execution, CallFailure, CallOptions, PlanResponse, StepCall};
+use wornpath_execution::{
+    self as execution, CallFailure, CallOptions, PlanResponse, RequestFingerprint, RetryBudget,
+    RetryBudgets, StepCall,
+};
 use wornpath_index::Moment;
 use wornpath_routing::{Profile, Rejection, RoutingContext, RoutingPlan};
 
@@ -31,6 +34,8 @@ pub(crate) struct PlanTask {
     pub(crate) permit: Option<QuotaPermit>,
     /// As in [`CallOptions`].
     pub(crate) whole_answer: Option<Duration>,
+    pub(crate) tenant_budget: Option<Arc<RetryBudget>>,
+    pub(crate) fingerprint: RequestFingerprint,
 }
 
 /// A plan that has run.
@@ -64,10 +69,15 @@ async fn run(
 ) -> Option<PlanDone> {
     let gateway = &worker.gateway;
     let lease = KvLease::default();
-    let PlanTask { plan, call, context, trace, permit, whole_answer } = task;
-    let budget = &gateway.budget;
-    let timeouts = gateway.settings().timeouts;
-    let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
+    let PlanTask { plan, call, context, trace, permit, whole_answer, .. } = task;
+    let options = CallOptions {
+        budget: RetryBudgets { router: &gateway.budget, tenant: task.tenant_budget.as_deref() },
+        timeouts: gateway.settings().timeouts,
+        whole_answer,
+        worker: worker.number,
+        request: task.fingerprint,
+        poison: &gateway.poison,
+    };
     let mut replanner = Replanner {
         worker: &worker,
         profile: &profile,

@@ -24,8 +24,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use wornpath_config::DebugHeaders;
-use wornpath_execution::{CallError, Endpoint, EngineBody};
-use wornpath_execution::{PlanResponse, PrefillResult};
+use wornpath_execution::{CallError, CallOutcome, Endpoint, EngineBody};
+use wornpath_execution::{PlanResponse, PrefillResult, RequestFingerprint};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
 
@@ -90,6 +90,7 @@ pub(crate) fn respond(
         worker: Arc::clone(worker),
         summary,
         arrived,
+        request: response.request,
     };
     let relay = Relay::new(response.answer.body, framing, end_marker, open);
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
@@ -149,6 +150,7 @@ pub(crate) struct OpenResponse {
     pub(crate) worker: Arc<Worker>,
     pub(crate) summary: RequestSummary,
     pub(crate) arrived: Moment,
+    pub(crate) request: RequestFingerprint,
 }
 
 impl EndMarker {
@@ -252,7 +254,12 @@ impl Relay {
             return Poll::Ready(None);
         }
         if let Some(open) = &self.open {
-            open.endpoint.record_outcome(error.outcome(), open.worker.gateway.now());
+            let gateway = &open.worker.gateway;
+            let outcome = error.outcome();
+            open.endpoint.record_outcome(outcome, Some(open.request), gateway.now());
+            if outcome == CallOutcome::Lost {
+                gateway.poison.broke_connection(open.request, open.endpoint.url(), gateway.now());
+            }
         }
         self.end(RequestEnd::Broken);
         self.body = EngineBody::empty();
@@ -264,7 +271,10 @@ impl Relay {
 
     fn end(&mut self, end: RequestEnd) {
         let Some(open) = self.open.take() else { return };
-        let OpenResponse { mut step, permit, worker, mut summary, arrived, .. } = open;
+        let OpenResponse { mut step, permit, worker, mut summary, arrived, request, .. } = open;
+        if end == RequestEnd::Whole {
+            worker.gateway.poison.succeeded(request);
+        }
         if end == RequestEnd::Whole || !summary.api.dialect().counts_only_at_the_end() {
             summary.usage = std::mem::take(&mut self.scan).usage();
         }

@@ -40,6 +40,9 @@ pub enum BreakerState {
     Open,
     /// It answered that it is busy, and gets no requests for a while.
     Resting,
+    /// It answered that it is busy, but so might every other pod: for a while it gets requests only
+    /// if no other pod can take them.
+    Avoided,
 }
 
 /// How far the index's knowledge of a pod can be trusted.
@@ -237,7 +240,8 @@ impl PodState {
             0 => BreakerState::Closed,
             1 => BreakerState::HalfOpen,
             2 => BreakerState::Open,
-            _ => BreakerState::Resting,
+            3 => BreakerState::Resting,
+            _ => BreakerState::Avoided,
         }
     }
 

@@ -1,6 +1,8 @@
 //! `healthy`: keeps pods that are up, not draining, and whose circuit breaker admits a request.
 //!
-//! A half-open breaker admits one probe request at a time. If no pod passes and one that could
+//! A half-open breaker admits one probe request at a time. A pod that is avoided, because it said
+//! that it is busy and the request may be the reason, passes if no other pod that serves the model
+//! does. If no pod passes and one that could
 //! serve the request is in backoff, the rejection is 429 with the shortest remaining backoff as
 //! `retry_after`, not 503.
 
@@ -29,9 +31,10 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
 
 impl Filter for Healthy {
     fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        for (candidate, keep) in candidates.iter().zip(keep) {
+        for (candidate, keep) in candidates.iter().zip(keep.iter_mut()) {
             *keep = unhealthy_reason(decision.pod(*candidate).state()).is_none();
         }
+        keep_avoided(decision, candidates, keep);
     }
 
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
@@ -39,11 +42,32 @@ impl Filter for Healthy {
     }
 
     fn rejection(&self, decision: &Decision<'_>) -> Rejection {
-        let wanted = &decision.request().model.base;
-        let serves =
-            |pod: &FleetPod| pod.facts().models.is_empty() || pod.facts().models.contains(wanted);
-        overload_rejection(decision, serves)
+        overload_rejection(decision, |pod| serves_model(decision, pod))
             .unwrap_or_else(|| Rejection::unavailable("no healthy pod; retry later"))
+    }
+}
+
+fn serves_model(decision: &Decision<'_>, pod: &FleetPod) -> bool {
+    let models = &pod.facts().models;
+    models.is_empty() || models.contains(&decision.request().model.base)
+}
+
+/// Keeps the pods that are avoided if no pod that serves the model is kept.
+fn keep_avoided(decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+    let pod = |candidate: &Candidate| decision.pod(*candidate);
+    let is_avoided = |candidate: &Candidate| {
+        let state = pod(candidate).state();
+        (state.health(), state.breaker()) == (Health::Up, BreakerState::Avoided)
+    };
+    if !candidates.iter().any(is_avoided) {
+        return;
+    }
+    let mut kept = candidates.iter().zip(keep.iter()).filter(|(_, keep)| **keep);
+    if kept.any(|(candidate, _)| serves_model(decision, pod(candidate))) {
+        return;
+    }
+    for (candidate, keep) in candidates.iter().zip(keep) {
+        *keep |= is_avoided(candidate);
     }
 }
 
@@ -72,6 +96,9 @@ fn unhealthy_reason(pod_state: &PodState) -> Option<&'static str> {
         (Health::Up, BreakerState::Open) => Some("breaker open"),
         (Health::Up, BreakerState::Resting) => {
             Some("backing off: the engine reported that it is busy")
+        }
+        (Health::Up, BreakerState::Avoided) => {
+            Some("avoided: the engine reported that it is busy, and others can take the request")
         }
         (Health::Up, BreakerState::HalfOpen) if pod_state.requests() > 0 => {
             Some("breaker half open: probe in flight")

@@ -142,6 +142,20 @@ fn healthy_drops_pods_that_cannot_serve_and_gives_the_reason() {
 }
 
 #[test]
+fn healthy_keeps_pods_that_are_avoided_only_if_no_other_pod_serves_the_model() {
+    let mut bench = TestBench::with_pods(4);
+    bench.pod(0).state().set_health(Health::Down);
+    bench.pod(1).state().set_breaker(BreakerState::Avoided);
+    bench.pod(2).state().set_breaker(BreakerState::Avoided);
+    let kept = |bench: &mut TestBench| {
+        bench.kept("healthy", TestBench::request(&[])).iter().map(Result::is_ok).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&mut bench), [false, false, false, true]);
+    bench.pod(3).state().set_breaker(BreakerState::Resting);
+    assert_eq!(kept(&mut bench), [false, true, true, false]);
+}
+
+#[test]
 fn a_fleet_that_is_down_is_rejected_with_503() {
     let mut bench = TestBench::with_pods(1);
     bench.pod(0).state().set_health(Health::Down);

@@ -84,6 +84,8 @@ families! {
         "Attempts after the first, counted for the pod that answered in the end.";
     RETRY_BUDGET = Counter "wornpath_retry_budget_total" ["fate"]
         "Retries over all requests: `spent`, or `refused` because the retry budget was exhausted.";
+    POISON_REFUSED = Counter "wornpath_poison_requests_refused_total" []
+        "Requests that were refused because the same request had broken the connections to two pods within the last minute.";
     SERIES_DROPPED = Counter "wornpath_series_dropped_total" []
         "Finished requests counted in no other series, because the limit on label combinations was reached.";
     POD_REQUESTS = Gauge "wornpath_pod_requests" ["pod"]
@@ -99,7 +101,7 @@ families! {
     POD_HEALTH = Gauge "wornpath_pod_health" ["pod", "health"]
         "1 for the pod's current health: `up`, `draining`, or `down` (its models are not known yet, or its circuit breaker is open).";
     POD_BREAKER = Gauge "wornpath_pod_breaker" ["pod", "breaker"]
-        "1 for the current state of the pod's circuit breaker: `closed`, `half_open`, `open`, or `resting` (backing off because the pod reported overload).";
+        "1 for the current state of the pod's circuit breaker: `closed`, `half_open`, `open`, `resting` (backing off because the pod reported overload while another pod had room), or `avoided` (the same while no other pod had room: used only if no other pod can take the request).";
     POD_TRUST = Gauge "wornpath_pod_event_trust" ["pod", "trust"]
         "1 for the trust in the pod's cache events: `exact`, `unsure`, `partial` or `guessed` (no events; the cache is approximated).";
     SCRAPES = Counter "wornpath_scrapes_total" ["pod", "result"]
