@@ -5,6 +5,7 @@
 //! client until no lease is open.
 
 use crate::observe::request_trace::RequestTrace;
+use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::KvLease;
 use crate::proxy::execute::Replanner;
@@ -25,6 +26,8 @@ const LEASE_POLL: Duration = Duration::from_millis(50);
 pub(crate) struct PlanTask {
     pub(crate) plan: RoutingPlan,
     pub(crate) call: StepCall,
+    /// What the body of `call` holds of the budget, as long as the plan runs.
+    pub(crate) reservation: Option<BodyReservation>,
     pub(crate) context: Option<RoutingContext>,
     pub(crate) trace: Option<Box<RequestTrace>>,
     /// Held as long as the plan runs, with or without its client.
@@ -64,7 +67,7 @@ async fn run(
 ) -> Option<PlanDone> {
     let gateway = &worker.gateway;
     let lease = KvLease::default();
-    let PlanTask { plan, call, context, trace, permit, whole_answer } = task;
+    let PlanTask { plan, call, reservation: _held, context, trace, permit, whole_answer } = task;
     let budget = &gateway.budget;
     let timeouts = gateway.settings().timeouts;
     let options = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
