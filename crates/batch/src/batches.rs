@@ -6,7 +6,7 @@ use crate::profile::PlannedProfile;
 use crate::run_slots::RunSlots;
 use crate::storage_quota::StorageQuotas;
 use crate::temp_files::TempFiles;
-use crate::upload_pace::UploadSlots;
+use crate::upload_slots::UploadSlots;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,12 +1,12 @@
 //! Errors of the Files and Batches APIs, in OpenAI's format.
 
-use crate::upload_pace::RATE;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 use std::time::Duration;
 use wornpath_gateway::log_limit::LogLimit;
+use wornpath_gateway::proxy::min_rate::MIN_RATE;
 use wornpath_gateway::reply::ClientReply;
 use wornpath_jobs::StoreError;
 use wornpath_routing::Problems;
@@ -62,8 +62,8 @@ impl BatchError {
     }
 
     /// The client sends, but less than the minimum rate.
-    pub(crate) fn too_slow() -> Self {
-        let message = format!("upload is too slow: less than {RATE} bytes per second");
+    pub(crate) fn too_slow(what: &str) -> Self {
+        let message = format!("{what} is too slow: less than {MIN_RATE} bytes per second");
         Self::new(StatusCode::REQUEST_TIMEOUT, message)
     }
 

@@ -34,7 +34,7 @@ mod sweeper;
 mod task;
 mod temp_files;
 mod upload;
-mod upload_pace;
+mod upload_slots;
 
 pub use error::BatchesError;
 pub use profile::PLANNED;

@@ -8,14 +8,16 @@ use crate::new_batch::{expires_after, identical_once, metadata, window};
 use crate::quota::{check_batch_quota, check_entry_quota};
 use crate::{explained, retry, task, upload};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_gateway::Api;
 use wornpath_gateway::local_api::{LocalApi, LocalResponse};
+use wornpath_gateway::proxy::body::{BodyError, BodyRules, BodySender, ReceivedBody, read};
+use wornpath_gateway::proxy::body_pace::PaceError;
 use wornpath_gateway::proxy::ingress::tenant;
 use wornpath_gateway::proxy::unix_time;
 use wornpath_gateway::reply::ClientReply;
@@ -24,6 +26,7 @@ use wornpath_jobs::{
     Batch, BatchStatus, ByteCheck, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
     StoreError,
 };
+use wornpath_routing::Name;
 
 /// Maximum body size of a call other than an upload.
 const MOST_BYTES: usize = 1 << 20;
@@ -35,14 +38,14 @@ impl LocalApi for Batches {
         })
     }
 
-    fn respond(self: Arc<Self>, request: Request<Incoming>) -> LocalResponse {
+    fn respond(self: Arc<Self>, request: Request<Incoming>, address: IpAddr) -> LocalResponse {
         Box::pin(async move {
             let settings = self.worker.gateway().settings();
-            let owner = match tenant(request.headers(), &settings) {
-                Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
+            let tenant = match tenant(request.headers(), &settings) {
+                Ok(tenant) => tenant.map(|tenant| &tenant.name),
                 Err(refusal) => return refusal.response(Api::OTHER),
             };
-            let answered = answer(&self, &owner, request).await;
+            let answered = answer(&self, BodySender { tenant, address }, request).await;
             answered.unwrap_or_else(|error| error.response())
         })
     }
@@ -59,9 +62,10 @@ impl LocalApi for Batches {
 
 async fn answer(
     batches: &Arc<Batches>,
-    owner: &str,
+    sender: BodySender<'_>,
     request: Request<Incoming>,
 ) -> Result<Response<ClientReply>, BatchError> {
+    let owner = sender.tenant.map_or("", Name::as_str);
     let path = request.uri().path().to_owned();
     let query = ListQuery::of(request.uri().query());
     let parts: Vec<_> = path.trim_matches('/').split('/').skip(1).collect();
@@ -93,7 +97,10 @@ async fn answer(
             let download = Download { read, check, from: 0 };
             Ok(lines_response(download.start(batches).await?))
         }
-        (&Method::POST, ["batches"]) => create(batches, owner, request).await,
+        (&Method::POST, ["batches"]) => {
+            let body = whole(batches, sender, request.into_body()).await?;
+            create(batches, owner, &body.bytes).await
+        }
         (&Method::GET, ["batches"]) => {
             let own = owner.to_owned();
             let all = batches.with_store(move |store| store.batches(&own)).await?;
@@ -145,10 +152,9 @@ async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, B
 async fn create(
     batches: &Arc<Batches>,
     owner: &str,
-    request: Request<Incoming>,
+    body: &[u8],
 ) -> Result<Response<ClientReply>, BatchError> {
-    let body = whole(batches, request).await?;
-    let value: Value = serde_json::from_slice(&body).map_err(|error| {
+    let value: Value = serde_json::from_slice(body).map_err(|error| {
         BatchError::invalid(&format!("could not parse the JSON body of the request: {error}"), None)
     })?;
     let text = |field: &'static str| {
@@ -193,15 +199,26 @@ async fn create(
     Ok(json_response(&batch.to_json()))
 }
 
-/// Reads the body of a call, within `limits.body_time`.
-async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, BatchError> {
-    let time = batches.worker.gateway().settings().limits.body_time;
-    let body = Limited::new(request.into_body(), MOST_BYTES).collect();
-    let body = tokio::time::timeout(time, body).await;
-    let body = body.map_err(|_| BatchError::timeout("request body", time))?;
-    let body =
-        body.map_err(|_| BatchError::invalid("request body is too large or incomplete", None))?;
-    Ok(body.to_bytes())
+/// Reads the body of a call.
+async fn whole(
+    batches: &Batches,
+    sender: BodySender<'_>,
+    mut body: Incoming,
+) -> Result<ReceivedBody, BatchError> {
+    let gateway = batches.worker.gateway();
+    let settings = gateway.settings();
+    let limits = &settings.limits;
+    let rules = BodyRules { budget: gateway.bodies(), limits, most: MOST_BYTES, sender };
+    read(&mut body, &rules).await.map_err(|error| match error {
+        BodyError::Pace(PaceError::Timeout(time)) => BatchError::timeout("request body", time),
+        BodyError::Pace(PaceError::TooSlow(_)) => BatchError::too_slow("request body"),
+        BodyError::TooLarge(_) | BodyError::Pace(PaceError::Closed(_)) => {
+            BatchError::invalid("request body is too large or incomplete", None)
+        }
+        BodyError::Full(shortage) => {
+            BatchError::new(StatusCode::SERVICE_UNAVAILABLE, shortage.to_string())
+        }
+    })
 }
 
 async fn cancel(

@@ -10,7 +10,7 @@ use crate::storage_quota::StorageQuotas;
 use crate::sweeper::{SWEEP, Sweeper};
 use crate::task;
 use crate::temp_files::TempFiles;
-use crate::upload_pace::UploadSlots;
+use crate::upload_slots::UploadSlots;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;

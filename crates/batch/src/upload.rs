@@ -3,7 +3,6 @@
 use crate::batches::Batches;
 use crate::error::BatchError;
 use crate::quota::check_entry_quota;
-use crate::upload_pace::UploadPace;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -15,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use wornpath_gateway::proxy::body_pace::{BodyPace, BodyTimeout, PaceError};
 use wornpath_gateway::proxy::multipart::{Multipart, MultipartEvent};
 use wornpath_jobs::{FileEntry, Store, StoreError};
 
@@ -97,7 +97,9 @@ async fn receive(
     })?;
     let _slot = batches.uploads.take(owner).map_err(|limit| BatchError::busy("uploads", limit))?;
     check_entry_quota(batches, owner).await?;
-    let mut pace = BodyPace::start(batches);
+    // A file may be long, so there is a timeout for each chunk, and a minimum rate.
+    let time = batches.worker.gateway().settings().limits.body_time;
+    let mut pace = BodyPace::start(BodyTimeout::Piece(time), time.saturating_add(SLACK));
     let mut reservation = batches.storage_quotas.begin(owner);
     let tenant = owner.to_owned();
     let most = batches.rules.quota.bytes;
@@ -106,7 +108,7 @@ async fn receive(
     let mut writing = None;
     let mut bytes = 0;
     let mut events = Vec::new();
-    while let Some(data) = pace.next(body).await? {
+    while let Some(data) = next_chunk(&mut pace, body).await? {
         bytes += data.len() as u64;
         if bytes > batches.rules.most_bytes {
             let message =
@@ -143,40 +145,15 @@ async fn receive(
     Ok(kept)
 }
 
-/// The pace of a body. A file may be long, so there is a timeout for each chunk, and a minimum rate.
-struct BodyPace<'a> {
-    batches: &'a Batches,
-    /// The timeout of a chunk.
-    time: Duration,
-    pace: UploadPace,
-}
-
-impl<'a> BodyPace<'a> {
-    fn start(batches: &'a Batches) -> Self {
-        let gateway = batches.worker.gateway();
-        let time = gateway.settings().limits.body_time;
-        Self { batches, time, pace: UploadPace::start(gateway.now(), time.saturating_add(SLACK)) }
-    }
-
-    /// The next chunk.
-    async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, BatchError> {
-        loop {
-            let left = self.pace.left(self.batches.worker.gateway().now());
-            let frame = timeout(self.time.min(left), body.frame()).await;
-            let frame = frame.map_err(|_| match left < self.time {
-                true => BatchError::too_slow(),
-                false => BatchError::timeout("upload", self.time),
-            })?;
-            let Some(frame) = frame else { return Ok(None) };
-            let frame = frame.map_err(|_| {
-                BatchError::invalid("connection closed before the end of the upload", None)
-            })?;
-            if let Ok(data) = frame.into_data() {
-                self.pace.received(self.batches.worker.gateway().now(), data.len());
-                return Ok(Some(data));
-            }
+/// The next chunk of an upload.
+async fn next_chunk(pace: &mut BodyPace, body: &mut Incoming) -> Result<Option<Bytes>, BatchError> {
+    pace.next(body).await.map_err(|error| match error {
+        PaceError::TooSlow(_) => BatchError::too_slow("upload"),
+        PaceError::Timeout(time) => BatchError::timeout("upload", time),
+        PaceError::Closed(_) => {
+            BatchError::invalid("connection closed before the end of the upload", None)
         }
-    }
+    })
 }
 
 /// Bytes that an owner may still store, of a quota of `most`.

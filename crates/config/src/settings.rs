@@ -277,6 +277,8 @@ pub struct IsolationRules {
 pub struct GatewayLimits {
     /// Maximum bytes of a request body.
     pub body_bytes: usize,
+    /// Maximum total bytes of request bodies in memory, as configured.
+    pub bodies_bytes: usize,
     /// Maximum number of headers.
     pub headers: usize,
     /// Maximum bytes of the request line and headers.
@@ -287,6 +289,8 @@ pub struct GatewayLimits {
     pub head_time: Duration,
     /// Timeout for a request body.
     pub body_time: Duration,
+    /// How long a request body may be slower than the minimum rate.
+    pub body_grace: Duration,
     /// Bodies of at least this size are tokenized on another thread.
     pub inline_bytes: usize,
     /// Maximum total body bytes of queued requests.
@@ -299,11 +303,13 @@ impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
             body_bytes: 16 << 20,
+            bodies_bytes: 512 << 20,
             headers: 100,
             head_bytes: 64 << 10,
             connections: 16_384,
             head_time: Duration::from_secs(60),
             body_time: Duration::from_secs(60),
+            body_grace: Duration::from_secs(20),
             inline_bytes: 64 << 10,
             waiting_bytes: 256 << 20,
             pods: 256,
@@ -321,6 +327,14 @@ pub struct BodyLength {
 }
 
 impl GatewayLimits {
+    /// Maximum total bytes of request bodies in memory. One client gets half of it, which is never
+    /// less than the largest body.
+    #[must_use]
+    pub const fn body_budget(&self) -> usize {
+        let least = self.body_bytes.saturating_mul(2);
+        if self.bodies_bytes > least { self.bodies_bytes } else { least }
+    }
+
     /// The length of a body of `bytes`, and whether it is too long for a worker thread.
     #[must_use]
     pub const fn length(&self, bytes: usize) -> BodyLength {

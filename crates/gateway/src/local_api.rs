@@ -8,6 +8,7 @@ use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use serde_json::Value;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use wornpath_index::Moment;
@@ -20,8 +21,8 @@ pub trait LocalApi: Send + Sync {
     /// Whether a path belongs to the API.
     fn serves(&self, path: &str) -> bool;
 
-    /// Handles a request to one of its paths.
-    fn respond(self: Arc<Self>, request: Request<Incoming>) -> LocalResponse;
+    /// Handles a request to one of its paths, of a client at `address`.
+    fn respond(self: Arc<Self>, request: Request<Incoming>, address: IpAddr) -> LocalResponse;
 
     /// Its state as JSON, for the dashboard.
     fn overview(&self, now: Moment) -> Value;

@@ -32,6 +32,7 @@ mod reloads;
 #[cfg(feature = "grpc")]
 mod reports;
 mod sockets;
+mod stalled_bodies;
 #[cfg(debug_assertions)]
 mod stuck;
 #[path = "../support/mod.rs"]

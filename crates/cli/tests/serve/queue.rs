@@ -99,7 +99,7 @@ fn the_bytes_of_queued_requests_are_limited() {
     assert_eq!(waiting.finish().unwrap().status, 200);
 }
 
-fn digest(key: &str) -> &'static str {
+pub(crate) fn digest(key: &str) -> &'static str {
     // sha256 of the keys "a", "b" and "c".
     match key {
         "a" => "sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",

@@ -12,11 +12,13 @@ use crate::settings::{Drain, GatewayLimits, Settings};
 #[rustfmt::skip]
 pub(crate) const LIMITS: &[Parameter] = &[
     Parameter::with_default("body", Takes::Size(1 << 10, 1 << 32), "16MiB", "Maximum request body size; larger ones get 413."),
+    Parameter::with_default("bodies", Takes::Size(1 << 20, 1 << 40), "512MiB", "Maximum total size of request bodies in memory, from their first byte until the response begins; at least twice `body`. Bodies up to 64KiB are not counted. A tenant, or a client address if there are no tenants, may hold as much as it leaves free: half, if it is alone. A body that finds no room waits for one to two seconds, then gets 503."),
     Parameter::with_default("headers", Takes::Whole(16, 1024), "100", "Maximum number of request headers."),
     Parameter::with_default("head", Takes::Size(8 << 10, 1 << 20), "64KiB", "Maximum size of the request line and headers."),
     Parameter::with_default("connections", Takes::Whole(1, 1 << 20), "16384", "Maximum open client connections."),
     Parameter::with_default("head_time", Takes::Time, "60s", "Timeout for receiving a request's headers, including idle time between two requests."),
     Parameter::with_default("body_time", Takes::Time, "60s", "Timeout for receiving a request body."),
+    Parameter::with_default("body_grace", Takes::Time, "20s", "How long a request body may arrive at less than 1KiB per second; then it gets 408."),
     Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies of at least this size are tokenized on another thread, so that they do not delay other requests."),
     Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Maximum total body size of queued requests; the maximum number of queued requests is set by each profile."),
     Parameter::with_default("pods", Takes::Whole(1, 4096), "256", "Minimum capacity for pods, including those discovered or added later; the listed pods always fit. Memory is allocated for 256, 1024 or 4096 pods."),
@@ -63,7 +65,7 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
     let drain = section("drain", DRAIN);
     let time = |section: &Section<'_>, key| section.or(key, Duration::ZERO);
     let never_zero: [(&Section<'_>, &[&'static str]); 3] = [
-        (&limits, &["head_time", "body_time"]),
+        (&limits, &["head_time", "body_time", "body_grace"]),
         (&timeouts, &["connect", "first_byte", "unstreamed", "between_bytes", "total"]),
         (&breaker, &["first_pause"]),
     ];
@@ -74,11 +76,13 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
     }
     settings.limits = GatewayLimits {
         body_bytes: limits.or("body", 0),
+        bodies_bytes: limits.or("bodies", 0),
         headers: limits.or("headers", 0),
         head_bytes: limits.or("head", 0),
         connections: limits.or("connections", 0),
         head_time: time(&limits, "head_time"),
         body_time: time(&limits, "body_time"),
+        body_grace: time(&limits, "body_grace"),
         inline_bytes: limits.or("inline", 0),
         waiting_bytes: limits.or("waiting", 0),
         pods: limits.or("pods", 0),
@@ -101,7 +105,17 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
         longest_rest: time(&breaker, "longest_rest"),
     };
     settings.drain = Drain { lame_duck: time(&drain, "lame_duck"), grace: time(&drain, "grace") };
+    check_bodies_fit(&limits, &settings.limits, diagnostics);
     check_total_is_longest(&timeouts, settings.timeouts, settings.unstreamed, diagnostics);
+}
+
+/// Reports a budget in which the largest body never fits: one client gets half of it.
+fn check_bodies_fit(section: &Section<'_>, limits: &GatewayLimits, diagnostics: &mut Diagnostics) {
+    if section.node("bodies").is_some() && limits.bodies_bytes < limits.body_budget() {
+        let message = "`bodies` is less than twice `body`, so a body of that size never fits";
+        let problem = Problem::new(ProblemKind::Unreachable, section.at("bodies"), message);
+        diagnostics.problems.push(problem.cure("give at least twice `body`, or lower `body`"));
+    }
 }
 
 /// Reports timeouts longer than `total`, which would never take effect.

@@ -11,6 +11,7 @@ use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, PodState, Pro
 use crate::observe::metrics::family::Family;
 use crate::observe::metrics::text::MetricsPage;
 use crate::observe::metrics::{Metrics, family};
+use crate::proxy::body_budget::RefusedBodies;
 use crate::proxy::gateway::Gateway;
 
 type PodGauge = fn(&FleetPod) -> f64;
@@ -55,8 +56,20 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     budget.value(&["spent"], spent);
     budget.value(&["refused"], refused);
     page.family(family::POISON_REFUSED).value(&[], gateway.poison_refused());
+    bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
     page.finish()
+}
+
+fn bodies(page: &mut MetricsPage, gateway: &Gateway) {
+    let bodies = gateway.bodies();
+    page.family(family::BODY_BYTES).value(&[], bodies.held());
+    page.family(family::BODY_BYTES_LIMIT).value(&[], gateway.settings().limits.body_budget());
+    let RefusedBodies { budget, share, slow } = bodies.refused();
+    let mut refused = page.family(family::BODIES_REFUSED);
+    for (reason, count) in [("budget", budget), ("share", share), ("slow", slow)] {
+        refused.value(&[reason], count);
+    }
 }
 
 fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {

@@ -20,6 +20,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_routing::Health;
 
@@ -28,18 +29,19 @@ const MODEL_PATH: &str = "/v1/models/";
 
 static METRICS: TaskName = TaskName::new("write the metrics");
 
-/// Answers one request.
+/// Answers one request, of a client at `address`.
 ///
 /// This future is moved for every request and should be small, so what few requests need (the wait
 /// queue, the low-priority pool, files and batches) is boxed.
 pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
+    address: IpAddr,
 ) -> Result<Response<ClientReply>, Infallible> {
     let id = headers::request_id(request.headers(), || worker.random());
-    let mut response = match respond_locally(&worker, request).await {
+    let mut response = match respond_locally(&worker, request, address).await {
         Ok(response) => response,
-        Err(request) => handle(&worker, request, &id).await,
+        Err(request) => handle(&worker, request, &id, address).await,
     };
     let headers = response.headers_mut();
     headers.insert(headers::REQUEST_ID, id);
@@ -54,6 +56,7 @@ pub(crate) async fn respond(
 async fn respond_locally(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
+    address: IpAddr,
 ) -> Result<Response<ClientReply>, Request<Incoming>> {
     #[cfg(debug_assertions)]
     crate::fault::inject(worker, request.headers());
@@ -73,7 +76,7 @@ async fn respond_locally(
         _ => {}
     }
     match worker.gateway.local_api().filter(|api| api.serves(request.uri().path())) {
-        Some(api) => Ok(Arc::clone(api).respond(request).await),
+        Some(api) => Ok(Arc::clone(api).respond(request, address).await),
         None => Err(request),
     }
 }

@@ -23,7 +23,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -372,13 +372,15 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
     let tls = settings.tls.client.clone();
     let limits = settings.limits;
     drop(settings);
+    // Without an address the client has already disconnected.
+    let Ok(address) = stream.peer_addr().map(|peer| peer.ip()) else { return };
     match tls {
-        None => serve_connection(stream, counted, phases, limits).await,
+        None => serve_connection(stream, address, counted, phases, limits).await,
         Some(tls) => {
             // Without a handshake there is no way to send the client an error: only log it.
             let handshake = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
             match handshake {
-                Ok(Ok(stream)) => serve_connection(stream, counted, phases, limits).await,
+                Ok(Ok(stream)) => serve_connection(stream, address, counted, phases, limits).await,
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake with a client failed"),
                 Err(_) => tracing::debug!("TLS handshake with a client timed out"),
             }
@@ -388,12 +390,13 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
 
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
+    address: IpAddr,
     counted: CountedConnection,
     mut phases: watch::Receiver<Phase>,
     limits: GatewayLimits,
 ) {
     let worker = &counted.0;
-    let service = service_fn(|request| respond(Arc::clone(worker), request));
+    let service = service_fn(|request| respond(Arc::clone(worker), request, address));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time)

@@ -11,6 +11,7 @@ use crate::local_api::LocalApi;
 use crate::observe::metrics::Metrics;
 use crate::observe::summary::{RequestSummary, SummaryObserver};
 use crate::observe::traffic_recorder::TrafficRecorder;
+use crate::proxy::body_budget::BodyBudget;
 use crate::proxy::low_priority_pool::LowPriorityPool;
 use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
@@ -50,6 +51,7 @@ pub struct Gateway {
     pub(crate) prefix_locks: PrefixLocks,
     pub(crate) wait_queue: WaitQueues,
     pub(crate) quotas: Quotas,
+    bodies: Arc<BodyBudget>,
     pub(crate) budget: RetryBudget,
     pub(crate) tenant_budgets: TenantBudgets,
     pub(crate) poison: PoisonRequests,
@@ -86,6 +88,7 @@ impl Gateway {
             prefix_locks: PrefixLocks::default(),
             wait_queue: WaitQueues::default(),
             quotas: Quotas::default(),
+            bodies: Arc::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
             tenant_budgets: TenantBudgets::default(),
             poison: PoisonRequests::new(rng(seed, usize::MAX).bits()),
@@ -151,6 +154,12 @@ impl Gateway {
     #[must_use]
     pub const fn threads(&self) -> &Arc<Threads> {
         &self.threads
+    }
+
+    /// The budget of request bodies in memory.
+    #[must_use]
+    pub const fn bodies(&self) -> &Arc<BodyBudget> {
+        &self.bodies
     }
 
     /// Requests in the wait queue.

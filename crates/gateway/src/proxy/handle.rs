@@ -11,8 +11,8 @@ use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{Replanner, execute_one_step};
 use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
-use crate::proxy::ingress::{self, Ingress};
-use crate::proxy::ingress::{acquire_quota, replace_alias};
+use crate::proxy::ingress::replace_alias;
+use crate::proxy::ingress::{self, Arrival, Ingress};
 use crate::proxy::isolation::isolate;
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
@@ -23,6 +23,7 @@ use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Request, Response, StatusCode};
+use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_config::OFFLINE;
 use wornpath_execution::{
@@ -38,13 +39,15 @@ pub(crate) async fn handle(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
     id: &HeaderValue,
+    address: IpAddr,
 ) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
     let api = Api::at(request.uri().path());
     let error_api = Api::of_errors_at(request.uri().path());
     let summary = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
     let mut pending = PendingSummary { worker, summary, arrived };
-    match run_stages(worker, request, id.clone(), arrived, pending.get()).await {
+    let arrival = Arrival { at: arrived, id: id.clone(), address };
+    match run_stages(worker, request, arrival, pending.get()).await {
         Ok((response, permit)) => respond(worker, response, permit, pending.take(), arrived),
         Err(error) => {
             pending.end(RequestEnd::Refused, error.status.as_u16());
@@ -93,15 +96,15 @@ impl Drop for PendingSummary<'_> {
 async fn run_stages(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
-    id: HeaderValue,
-    arrived: Moment,
+    arrival: Arrival,
     summary: &mut RequestSummary,
 ) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
     let gateway = &worker.gateway;
     let settings = gateway.settings();
-    let Ingress { tenant, mut call, routing_headers: shown } =
-        ingress::receive(request, id, &settings).await?;
-    let permit = acquire_quota(worker, tenant)?;
+    let arrived = arrival.at;
+    // The reservation is dropped when the response begins: until then the body may be sent again.
+    let Ingress { tenant, permit, mut call, reservation, routing_headers: shown } =
+        ingress::receive(worker, request, arrival, &settings).await?;
     let random = || worker.random();
     let mut trace = gateway.pods().sampler.sample(&settings, &call.headers, arrived, random);
     if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
@@ -174,6 +177,7 @@ async fn run_stages(
     let task = multi_step::PlanTask {
         plan,
         call,
+        reservation,
         context,
         trace,
         permit,

@@ -2,46 +2,107 @@
 //! limits.
 //!
 //! Everything that can refuse a request by its head comes before the body is read, so a refused
-//! client costs no memory. Encoded bodies are refused, because routing would have to decode them.
+//! client costs no memory: its key, its path, and the quota of its tenant, whose permit is held from
+//! then on. Encoded bodies are refused, because routing would have to decode them.
 
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::TraceContext;
+use crate::proxy::body::{self, BodyError, BodyRules, BodySender, ReceivedBody, discard};
+use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
 use crate::proxy::parse::ParsedBody;
 use crate::proxy::worker::Worker;
 use crate::routes::is_path;
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
+use std::net::IpAddr;
 use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
 use wornpath_execution::Edit;
+use wornpath_execution::StepCall;
 use wornpath_execution::splice;
-use wornpath_execution::{StepCall, spend_coop_budget};
+use wornpath_index::Moment;
 use wornpath_routing::Rejection;
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
     pub(crate) tenant: Option<&'a TenantSettings>,
+    /// Of the tenant's quota; none if it has no quota.
+    pub(crate) permit: Option<QuotaPermit>,
     pub(crate) call: StepCall,
+    /// What the body of `call` holds of the budget of all bodies.
+    pub(crate) reservation: Option<BodyReservation>,
     /// The headers that profiles may read, including those that pods do not get.
     pub(crate) routing_headers: Vec<(String, String)>,
 }
 
-/// Checks the head, then reads the body.
-pub(crate) async fn receive(
+/// What is known of a request before its head is read.
+pub(crate) struct Arrival {
+    pub(crate) at: Moment,
+    pub(crate) id: HeaderValue,
+    /// The address of the client's connection.
+    pub(crate) address: IpAddr,
+}
+
+/// Checks the head and the quota, then reads the body.
+pub(crate) async fn receive<'a>(
+    worker: &Worker,
     request: Request<Incoming>,
-    id: HeaderValue,
-    settings: &Settings,
-) -> Result<Ingress<'_>, ErrorResponse> {
-    let (mut parts, body) = request.into_parts();
+    arrival: Arrival,
+    settings: &'a Settings,
+) -> Result<Ingress<'a>, ErrorResponse> {
+    let (mut parts, mut body) = request.into_parts();
+    let CheckedHead { tenant, path } = check_head(&parts, settings)?;
+    let limits = &settings.limits;
+    let permit = match acquire_quota(worker, tenant) {
+        Ok(permit) => permit,
+        Err(error) => {
+            discard(body, limits.body_bytes);
+            return Err(error);
+        }
+    };
+    let rules = BodyRules {
+        budget: worker.gateway.bodies(),
+        limits,
+        most: limits.body_bytes,
+        sender: BodySender { tenant: tenant.map(|it| &it.name), address: arrival.address },
+    };
+    let ReceivedBody { bytes, reservation } = match body::read(&mut body, &rules).await {
+        Ok(received) => received,
+        Err(error) => {
+            if matches!(error, BodyError::Full(_)) {
+                discard(body, limits.body_bytes);
+            }
+            return Err(error.into());
+        }
+    };
+    headers::strip(&mut parts.headers);
+    headers::strip_request(&mut parts.headers);
+    parts.headers.insert(headers::REQUEST_ID, arrival.id);
+    TraceContext::drop_malformed(&mut parts.headers);
+    let routing_headers = headers::for_routing(&parts.headers);
+    if settings.upstream_credentials == Credentials::None {
+        headers::strip_credentials(&mut parts.headers);
+    }
+    let call = StepCall { method: parts.method, path, headers: parts.headers, body: bytes };
+    Ok(Ingress { tenant, permit, call, reservation, routing_headers })
+}
+
+/// What the head of an accepted request says.
+struct CheckedHead<'a> {
+    tenant: Option<&'a TenantSettings>,
+    path: PathAndQuery,
+}
+
+/// Authenticates the client, and refuses what no engine should get.
+fn check_head<'a>(parts: &Parts, settings: &'a Settings) -> Result<CheckedHead<'a>, ErrorResponse> {
     let limit = settings.limits.head_bytes;
-    let length = headers::length(&parts);
+    let length = headers::length(parts);
     if length > limit {
         // hyper's buffer may hold a complete head that is longer than the limit.
         let message = format!(
@@ -78,27 +139,7 @@ pub(crate) async fn receive(
             format!("`{path}` is not forwarded to engines; add a route with this path to allow it");
         return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
     }
-    let body =
-        match tokio::time::timeout(settings.limits.body_time, collect_body(body, settings)).await {
-            Ok(body) => body?,
-            Err(_) => {
-                let message = format!(
-                    "timeout reading the body: not complete after {:?}",
-                    settings.limits.body_time
-                );
-                return Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message));
-            }
-        };
-    headers::strip(&mut parts.headers);
-    headers::strip_request(&mut parts.headers);
-    parts.headers.insert(headers::REQUEST_ID, id);
-    TraceContext::drop_malformed(&mut parts.headers);
-    let shown = headers::for_routing(&parts.headers);
-    if settings.upstream_credentials == Credentials::None {
-        headers::strip_credentials(&mut parts.headers);
-    }
-    let call = StepCall { method: parts.method, path, headers: parts.headers, body };
-    Ok(Ingress { tenant, call, routing_headers: shown })
+    Ok(CheckedHead { tenant, path })
 }
 
 /// Whether a route of the configuration matches the path.
@@ -141,43 +182,8 @@ fn constant_time_eq(one: &KeyDigest, other: &KeyDigest) -> bool {
     one.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
 }
 
-/// The complete body; at most the limit is held in memory. A body of a single frame is not copied.
-async fn collect_body(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorResponse> {
-    let limit = settings.limits.body_bytes;
-    let too_large = || {
-        let message = format!("body too large: more than {limit} bytes (`limits.body`)");
-        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    let expected = body.size_hint().lower();
-    if expected > limit as u64 {
-        return Err(too_large());
-    }
-    let mut first = Bytes::new();
-    let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| {
-            ErrorResponse::bad(format!("connection closed before the end of the body: {error}"))
-        })?;
-        let Ok(data) = frame.into_data() else { continue };
-        spend_coop_budget(data.len()).await;
-        if first.len() + all.len() + data.len() > limit {
-            return Err(too_large());
-        }
-        if first.is_empty() && all.is_empty() {
-            first = data;
-            continue;
-        }
-        if all.is_empty() {
-            all.reserve((expected as usize).max(first.len() + data.len()));
-            all.extend_from_slice(&std::mem::take(&mut first));
-        }
-        all.extend_from_slice(&data);
-    }
-    Ok(if all.is_empty() { first } else { all.freeze() })
-}
-
 /// A permit of the tenant's quota; none if it has no quota.
-pub(crate) fn acquire_quota(
+fn acquire_quota(
     worker: &Worker,
     tenant: Option<&TenantSettings>,
 ) -> Result<Option<QuotaPermit>, ErrorResponse> {

@@ -2,7 +2,7 @@
 //!
 //! | stage | file | what it does |
 //! |---|---|---|
-//! | ingress | `ingress` | authenticates, checks the head and the quota, reads the body |
+//! | ingress | `ingress`, `body` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
 //! | prepare | `decide` | tokenizes and hashes the prompt |
@@ -14,6 +14,9 @@
 //!
 //! `handle` calls the stages up to the head of the answer; hyper polls the relay.
 
+pub mod body;
+pub mod body_budget;
+pub mod body_pace;
 mod decide;
 mod engine_priority;
 pub mod error_response;
@@ -24,6 +27,7 @@ pub mod headers;
 pub mod ingress;
 pub(crate) mod isolation;
 pub(crate) mod low_priority_pool;
+pub mod min_rate;
 mod multi_step;
 pub mod multipart;
 pub mod parse;

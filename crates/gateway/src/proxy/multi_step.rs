@@ -5,6 +5,7 @@
 //! client until no lease is open.
 
 use crate::observe::request_trace::RequestTrace;
+use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::KvLease;
 use crate::proxy::execute::Replanner;
@@ -28,6 +29,8 @@ const LEASE_POLL: Duration = Duration::from_millis(50);
 pub(crate) struct PlanTask {
     pub(crate) plan: RoutingPlan,
     pub(crate) call: StepCall,
+    /// What the body of `call` holds of the budget, as long as the plan runs.
+    pub(crate) reservation: Option<BodyReservation>,
     pub(crate) context: Option<RoutingContext>,
     pub(crate) trace: Option<Box<RequestTrace>>,
     /// Held as long as the plan runs, with or without its client.
@@ -70,6 +73,7 @@ async fn run(
     let gateway = &worker.gateway;
     let lease = KvLease::default();
     let PlanTask { plan, call, context, trace, permit, whole_answer, .. } = task;
+    let _held_until_the_answer_begins = task.reservation;
     let options = CallOptions {
         budget: RetryBudgets { router: &gateway.budget, tenant: task.tenant_budget.as_deref() },
         timeouts: gateway.settings().timeouts,

@@ -166,6 +166,12 @@ families! {
         "Pods restored from the checkpoint at start: `waiting` for confirmation, `confirmed`, or `dropped`.";
     STRANGERS = Counter "wornpath_event_strangers_total" []
         "Event messages about pods that are not in the fleet.";
+    BODY_BYTES = Gauge "wornpath_body_bytes" []
+        "Bytes of request bodies in memory, from their first byte until the response begins, without bodies up to 64 KiB; limited by `wornpath_body_bytes_limit`.";
+    BODY_BYTES_LIMIT = Gauge "wornpath_body_bytes_limit" []
+        "Limit on `wornpath_body_bytes` (`limits.bodies`).";
+    BODIES_REFUSED = Counter "wornpath_bodies_refused_total" ["reason"]
+        "Request bodies that were not read to their end: `budget` (no room in `limits.bodies`, 503), `share` (no room in the share of the tenant or client address, 503) or `slow` (below the minimum rate, 408).";
     WAITING = Gauge "wornpath_queue_waiting" []
         "Requests in the wait queue.";
     THREADS_STUCK = Gauge "wornpath_threads_stuck" []

@@ -1,19 +1,14 @@
-//! Who may upload at the same time, and how slowly.
+//! Slots: who may upload at the same time.
 //!
-//! Each upload has a thread that writes it, so there are few, and a client that sends one byte now
-//! and then would keep the others out. A tenant has at most a part of them, and an upload must keep
-//! a minimum rate, except for a while that fast bytes earn.
+//! Each upload has a thread that writes it, so there are few, and a tenant has at most a part of
+//! them. An upload that is slow gives its slot back too (`upload`).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use wornpath_index::Moment;
 
 /// Maximum concurrent uploads of all tenants, and of one.
 pub(crate) const UPLOADS: usize = 64;
 pub(crate) const TENANT_UPLOADS: usize = 16;
-/// Minimum bytes per second.
-pub(crate) const RATE: u64 = 1 << 10;
 
 /// Uploads in progress, by owner.
 #[derive(Default)]
@@ -58,32 +53,6 @@ impl Drop for UploadSlot<'_> {
     }
 }
 
-/// When an upload is too slow.
-pub(crate) struct UploadPace {
-    /// How far ahead of the minimum rate an upload can be.
-    slack: Duration,
-    deadline: Moment,
-}
-
-impl UploadPace {
-    /// An upload that begins now.
-    pub(crate) fn start(now: Moment, slack: Duration) -> Self {
-        Self { slack, deadline: now.saturating_add(slack) }
-    }
-
-    /// Bytes have come; each moves the deadline.
-    pub(crate) fn received(&mut self, now: Moment, bytes: usize) {
-        let earned = Duration::from_secs_f64(bytes as f64 / RATE as f64);
-        let latest = now.saturating_add(self.slack);
-        self.deadline = self.deadline.saturating_add(earned).min(latest);
-    }
-
-    /// The time left for the next bytes.
-    pub(crate) fn left(&self, now: Moment) -> Duration {
-        self.deadline.since(now)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,30 +70,5 @@ mod tests {
         assert_eq!(slots.take("a").err(), Some(UPLOADS));
         drop(all);
         assert!(slots.take("a").is_ok());
-    }
-
-    #[test]
-    fn an_upload_below_the_minimum_rate_runs_out_of_time_whatever_it_sent_before() {
-        let second = Duration::from_secs(1);
-        let mut pace = UploadPace::start(Moment::from_secs(100), 60 * second);
-        pace.received(Moment::from_secs(101), 1 << 30);
-        assert_eq!(
-            pace.left(Moment::from_secs(101)),
-            60 * second,
-            "fast bytes earn no more than that"
-        );
-        let mut now = Moment::from_secs(101);
-        let mut bytes = 0;
-        while pace.left(now) >= 8 * second {
-            now += 8 * second;
-            pace.received(now, 1);
-            bytes += 1;
-            assert!(bytes < 20, "one byte in eight seconds goes on and on");
-        }
-        let mut steady = UploadPace::start(Moment::ZERO, 60 * second);
-        for passed in 1..100_000 {
-            assert!(steady.left(Moment::at(passed * second)) > 50 * second);
-            steady.received(Moment::at(passed * second), 1 << 10);
-        }
     }
 }
