@@ -9,7 +9,7 @@ use crate::http::metrics_page;
 use crate::percent::decode;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
-use crate::proxy::handle::handle;
+use crate::proxy::handle::{ClientRequest, handle};
 use crate::proxy::headers;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -20,6 +20,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_routing::Health;
 
@@ -35,11 +36,12 @@ static METRICS: TaskName = TaskName::new("write the metrics");
 pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
+    peer: IpAddr,
 ) -> Result<Response<ClientReply>, Infallible> {
     let id = headers::request_id(request.headers(), || worker.random());
     let mut response = match respond_locally(&worker, request).await {
         Ok(response) => response,
-        Err(request) => handle(&worker, request, &id).await,
+        Err(request) => handle(&worker, ClientRequest { request, id: id.clone(), peer }).await,
     };
     let headers = response.headers_mut();
     headers.insert(headers::REQUEST_ID, id);

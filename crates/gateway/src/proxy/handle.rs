@@ -4,7 +4,6 @@
 use crate::dialect::Api;
 use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::{RequestEnd, RequestSummary};
-use crate::proxy::decide::prepare;
 use crate::proxy::decide::{Decided, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
@@ -14,8 +13,10 @@ use crate::proxy::headers;
 use crate::proxy::ingress::{self, Ingress};
 use crate::proxy::ingress::{acquire_quota, replace_alias};
 use crate::proxy::isolation::isolate;
+use crate::proxy::low_priority_pool::{Origin, ReceivedBody};
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
+use crate::proxy::prepare::prepare;
 use crate::proxy::relay::respond;
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
@@ -23,7 +24,9 @@ use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Request, Response};
+use std::net::IpAddr;
 use std::sync::Arc;
+use tokio::time::Instant;
 use wornpath_config::OFFLINE;
 use wornpath_execution::StepCall;
 use wornpath_execution::Timeouts;
@@ -34,18 +37,24 @@ use wornpath_index::PodId;
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, Profile};
 
+/// A request of a client.
+pub(crate) struct ClientRequest {
+    pub(crate) request: Request<Incoming>,
+    /// Its request id.
+    pub(crate) id: HeaderValue,
+    /// The address of the client, or of the proxy before it.
+    pub(crate) peer: IpAddr,
+}
+
 /// The answer of an engine, or the error that the client gets instead.
-pub(crate) async fn handle(
-    worker: &Arc<Worker>,
-    request: Request<Incoming>,
-    id: &HeaderValue,
-) -> Response<ClientReply> {
+pub(crate) async fn handle(worker: &Arc<Worker>, client: ClientRequest) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
+    let ClientRequest { request, id, .. } = &client;
     let api = Api::at(request.uri().path());
     let error_api = Api::of_errors_at(request.uri().path());
     let summary = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
     let mut pending = PendingSummary { worker, summary, arrived };
-    match run_stages(worker, request, id.clone(), arrived, pending.get()).await {
+    match run_stages(worker, client, arrived, pending.get()).await {
         Ok((response, permit)) => respond(worker, response, permit, pending.take(), arrived),
         Err(error) => {
             pending.end(RequestEnd::Refused, error.status.as_u16());
@@ -93,12 +102,12 @@ impl Drop for PendingSummary<'_> {
 /// Runs the stages up to the first byte of the answer.
 async fn run_stages(
     worker: &Arc<Worker>,
-    request: Request<Incoming>,
-    id: HeaderValue,
+    client: ClientRequest,
     arrived: Moment,
     summary: &mut RequestSummary,
 ) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
     let gateway = &worker.gateway;
+    let ClientRequest { request, id, peer } = client;
     let settings = gateway.settings();
     let Ingress { tenant, mut call, routing_headers: shown } =
         ingress::receive(request, id, &settings).await?;
@@ -109,7 +118,10 @@ async fn run_stages(
         context.write(&mut call.headers);
     }
     let length = settings.limits.length(call.body.len());
-    let mut body = read_body(worker, summary.api, &call, length).await?;
+    let origin = tenant.map_or(Origin::Address(peer), Origin::Tenant);
+    let deadline = length.is_long.then(|| Instant::now() + settings.limits.tokenize_time);
+    let received = ReceivedBody { length, origin, deadline };
+    let mut body = read_body(worker, summary.api, &call, &received).await?;
     let mut snapshot = gateway.snapshot();
     if snapshot.may_yet_serve(&body.model) {
         snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&body.model)).await;
@@ -137,8 +149,11 @@ async fn run_stages(
     }
     summary.tenant.clone_from(&body.request.tenant);
     let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
-    let prepared = prepare(worker, profile, body.request, length, &mut trace).await;
+    let prepared = prepare(worker, profile, body.request, &received, &mut trace).await;
     let context = keep_trace_on_error(prepared, &mut trace, summary)?;
+    if context.untokenized().is_some() {
+        summary.predicted_tokens = None;
+    }
     summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, context, length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
@@ -241,7 +256,8 @@ async fn run_planned_stages(
     let settings = gateway.settings();
     let snapshot = gateway.snapshot();
     let length = settings.limits.length(call.body.len());
-    let mut body = read_body(worker, summary.api, &call, length).await?;
+    let received = ReceivedBody { length, origin: Origin::Batch, deadline: None };
+    let mut body = read_body(worker, summary.api, &call, &received).await?;
     body.request.model = snapshot.model(&body.model);
     body.request.arrival = arrived;
     body.request.wall = unix_time();
@@ -258,7 +274,7 @@ async fn run_planned_stages(
     }
     let mut trace = None;
     let profile = planned.profile;
-    let context = prepare(worker, profile, body.request, length, &mut trace).await?;
+    let context = prepare(worker, profile, body.request, &received, &mut trace).await?;
     let decided = decide(worker, profile, context, length, &mut trace).await?;
     (planned.decided)();
     summary.decided = gateway.now().since(arrived);

@@ -5,7 +5,7 @@
 //! | ingress | `ingress` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
-//! | prepare | `decide` | tokenizes and hashes the prompt |
+//! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
@@ -18,6 +18,7 @@ mod decide;
 mod engine_priority;
 pub mod error_response;
 mod execute;
+mod fair_queue;
 pub mod gateway;
 pub mod handle;
 pub mod headers;
@@ -27,6 +28,7 @@ pub(crate) mod low_priority_pool;
 mod multi_step;
 pub mod multipart;
 pub mod parse;
+mod prepare;
 pub mod relay;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;
