@@ -10,15 +10,17 @@
 
 #[cfg(feature = "text")]
 pub mod chat;
+mod encode_limits;
 mod hasher;
 mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
 
+pub use encode_limits::EncodeLimits;
 pub use hasher::{BlockHash, BlockHasher, ContentHash, Scope, TextChain, TextHasher};
 pub use key::HashKey;
 #[cfg(feature = "text")]
 pub use tokenizer::{
-    SpecialTokens, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,
-    set_yield_hook,
+    EncodeStop, SpecialTokens, TokenCache, TokenCacheStats, Tokenizer, TokenizerError,
+    TokenizerLibrary, set_yield_hook,
 };

@@ -8,17 +8,22 @@
 //! `fastokens` starts worker threads for texts of 64 KiB and more between two added tokens. Such a
 //! text is split first where that is proven harmless ([`SplitPoints`]), so in practice no thread is
 //! spawned.
+//!
+//! A caller can set limits ([`EncodeLimits`]), and stop in the yield hook.
 
 mod split_points;
 mod token_cache;
 
 use std::cell::Cell;
+use std::ops::ControlFlow;
 
 use serde_json::Value;
 
 pub use token_cache::{TokenCache, TokenCacheStats};
 
 pub(crate) use split_points::{AddedToken, SplitPoints};
+
+use crate::encode_limits::EncodeLimits;
 
 /// A `tokenizer.json` that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -47,6 +52,60 @@ pub enum TokenizerError {
         /// The library's message.
         cause: String,
     },
+    /// Tokenization was stopped before the end of a text.
+    #[error("{file}: tokenization stopped: {why}")]
+    Stopped {
+        /// The file as the caller named it.
+        file: String,
+        /// Why it was stopped.
+        why: EncodeStop,
+    },
+}
+
+/// Why tokenization stopped before the end of a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EncodeStop {
+    /// The text has more tokens than [`EncodeLimits::tokens`].
+    #[error("more than {0} tokens")]
+    TooManyTokens(usize),
+    /// A part of the text without a split point is longer than [`EncodeLimits::unsplit_bytes`].
+    #[error("more than {0} bytes without a split point")]
+    NoSplitPoint(usize),
+    /// The yield hook asked for it.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// Where token ids go, and the limits of the text that they come from.
+struct TokenSink<'a> {
+    ids: &'a mut Vec<u32>,
+    /// The length of `ids` at the limit.
+    most_ids: usize,
+    limits: EncodeLimits,
+}
+
+impl<'a> TokenSink<'a> {
+    fn new(ids: &'a mut Vec<u32>, limits: EncodeLimits) -> Self {
+        let most_ids = ids.len().saturating_add(limits.tokens);
+        Self { ids, most_ids, limits }
+    }
+
+    fn check_tokens(&self) -> Result<(), EncodeStop> {
+        let is_full = self.ids.len() > self.most_ids;
+        if is_full { Err(EncodeStop::TooManyTokens(self.limits.tokens)) } else { Ok(()) }
+    }
+
+    /// Checks the limits before a piece of `bytes`, and yields.
+    fn before_piece(&self, bytes: usize) -> Result<(), EncodeStop> {
+        self.check_tokens()?;
+        if bytes > self.limits.unsplit_bytes {
+            return Err(EncodeStop::NoSplitPoint(self.limits.unsplit_bytes));
+        }
+        if YIELD_HOOK.get()().is_break() {
+            return Err(EncodeStop::Interrupted);
+        }
+        Ok(())
+    }
 }
 
 /// Whether to add the tokens that the model's post-processor puts around a text.
@@ -102,6 +161,8 @@ pub struct Tokenizer {
     file: String,
     library: Library,
     split_points: Option<SplitPoints>,
+    /// The bytes of its longest token, where every byte of a text becomes part of a token.
+    longest_token: Option<usize>,
     /// Tokens that the post-processor puts before and after a text.
     frame: Frame,
 }
@@ -132,6 +193,7 @@ impl Tokenizer {
         })
         .map_err(invalid)?;
         let split_points = SplitPoints::of(&json);
+        let longest_token = split_points::longest_token(&json);
         let fast =
             guarded(|| fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string()))
                 .ok()
@@ -141,7 +203,7 @@ impl Tokenizer {
             Some(fast) => Library::Fast(Box::new(fast)),
             None => Library::Released(Box::new(released)),
         };
-        Ok(Self { file: file.to_owned(), library, split_points, frame })
+        Ok(Self { file: file.to_owned(), library, split_points, longest_token, frame })
     }
 
     /// The library in use.
@@ -166,7 +228,8 @@ impl Tokenizer {
         framing: SpecialTokens,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        self.framed(framing, out, |out| self.encode_bare(text, out))
+        let mut sink = TokenSink::new(out, EncodeLimits::default());
+        self.framed(framing, &mut sink, |sink| self.encode_bare(text, sink))
     }
 
     /// Appends the ids of `text` that do not depend on the text after it: those up to the last
@@ -176,42 +239,58 @@ impl Tokenizer {
     /// that follows, so they are left out.
     ///
     /// # Errors
-    /// If the tokenizer has no token for some of the text.
+    /// If the tokenizer has no token for some of the text, or tokenization was stopped.
     pub fn encode_beginning(
         &self,
         text: &str,
         framing: SpecialTokens,
+        limits: EncodeLimits,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let end = self.split_points.as_ref().map_or(0, |points| points.last(text));
+        let mut sink = TokenSink::new(out, limits);
+        self.check_length(&text[..end], limits)?;
         if framing == SpecialTokens::Added {
-            out.extend_from_slice(&self.frame.before);
+            sink.ids.extend_from_slice(&self.frame.before);
         }
-        self.encode_bare(&text[..end], out)
+        self.encode_bare(&text[..end], &mut sink)
     }
 
     /// Runs `encode` and adds the tokens around the text.
     fn framed(
         &self,
         framing: SpecialTokens,
-        out: &mut Vec<u32>,
-        encode: impl FnOnce(&mut Vec<u32>) -> Result<(), TokenizerError>,
+        out: &mut TokenSink<'_>,
+        encode: impl FnOnce(&mut TokenSink<'_>) -> Result<(), TokenizerError>,
     ) -> Result<(), TokenizerError> {
         if framing == SpecialTokens::InText {
             return encode(out);
         }
-        out.extend_from_slice(&self.frame.before);
+        out.ids.extend_from_slice(&self.frame.before);
         encode(out)?;
-        out.extend_from_slice(&self.frame.after);
+        out.ids.extend_from_slice(&self.frame.after);
         Ok(())
     }
 
-    fn encode_bare(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let Some(points) = &self.split_points else { return self.encode_whole(text, out) };
+    /// Stops before the first token if even the longest tokens would be too many.
+    fn check_length(&self, text: &str, limits: EncodeLimits) -> Result<(), TokenizerError> {
+        match self.longest_token {
+            Some(longest) if text.len() / longest > limits.tokens => {
+                Err(self.stopped(EncodeStop::TooManyTokens(limits.tokens)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn encode_bare(&self, text: &str, out: &mut TokenSink<'_>) -> Result<(), TokenizerError> {
+        let Some(points) = &self.split_points else {
+            out.before_piece(text.len()).map_err(|why| self.stopped(why))?;
+            return self.encode_whole(text, out.ids);
+        };
         let mut at = 0;
         while let Some(added) = points.next_added(text, at) {
             self.encode_ordinary(&text[at..added.start], out)?;
-            out.push(added.id);
+            out.ids.push(added.id);
             at = added.end;
         }
         self.encode_ordinary(&text[at..], out)
@@ -222,40 +301,40 @@ impl Tokenizer {
         &self,
         text: &str,
         added: &[AddedToken],
-        out: &mut Vec<u32>,
+        out: &mut TokenSink<'_>,
     ) -> Result<(), TokenizerError> {
         let mut at = 0;
         for added in added {
             self.encode_ordinary(&text[at..added.start], out)?;
-            out.push(added.id);
+            out.ids.push(added.id);
             at = added.end;
         }
         self.encode_ordinary(&text[at..], out)
     }
 
     /// Encodes a text without added tokens.
-    fn encode_ordinary(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    fn encode_ordinary(&self, text: &str, out: &mut TokenSink<'_>) -> Result<(), TokenizerError> {
         /// Below the length from which `fastokens` uses threads.
         const LONG: usize = 48 * 1024;
         let mut rest = text;
         while let Some(points) = self.split_points.as_ref().filter(|_| rest.len() > LONG) {
-            let Some(end) = points.soft_split(rest, LONG / 2) else { break };
+            let Some(end) = points.soft_split(rest, LONG / 2, rest.len()) else { break };
             self.encode_piece(&rest[..end], out)?;
             rest = &rest[end..];
         }
         self.encode_piece(rest, out)
     }
 
-    fn encode_piece(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        YIELD_HOOK.get()();
+    fn encode_piece(&self, text: &str, out: &mut TokenSink<'_>) -> Result<(), TokenizerError> {
+        out.before_piece(text.len()).map_err(|why| self.stopped(why))?;
         match &self.library {
             _ if text.is_empty() => Ok(()),
             Library::Fast(fast) => {
                 let ids = fast.encode_ordinary(text).map_err(|error| self.failed(&error))?;
-                out.extend_from_slice(&ids);
+                out.ids.extend_from_slice(&ids);
                 Ok(())
             }
-            Library::Released(_) => self.encode_whole(text, out),
+            Library::Released(_) => self.encode_whole(text, out.ids),
         }
     }
 
@@ -272,6 +351,10 @@ impl Tokenizer {
             }
         }
         Ok(())
+    }
+
+    fn stopped(&self, why: EncodeStop) -> TokenizerError {
+        TokenizerError::Stopped { file: self.file.clone(), why }
     }
 
     fn failed(&self, error: &dyn std::fmt::Display) -> TokenizerError {
@@ -336,14 +419,17 @@ fn probe_texts(added: &[&str]) -> Vec<String> {
     texts
 }
 
-thread_local!(static YIELD_HOOK: Cell<fn()> = const { Cell::new(|| ()) });
+/// Called before every piece; breaking stops tokenization.
+type YieldHook = fn() -> ControlFlow<()>;
+
+thread_local!(static YIELD_HOOK: Cell<YieldHook> = const { Cell::new(|| ControlFlow::Continue(())) });
 
 /// Makes this thread call `hook` before every piece of text that it tokenizes: about every tenth of
-/// a millisecond.
+/// a millisecond. If it breaks, the text fails with [`EncodeStop::Interrupted`].
 ///
 /// A fair scheduler lets a thread that was kept waiting catch up for milliseconds, whatever its
 /// priority, before another thread that wakes meanwhile. A low-priority thread gives that up by
 /// yielding in the hook.
-pub fn set_yield_hook(hook: fn()) {
+pub fn set_yield_hook(hook: YieldHook) {
     YIELD_HOOK.set(hook);
 }

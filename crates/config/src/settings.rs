@@ -293,6 +293,10 @@ pub struct GatewayLimits {
     pub body_grace: Duration,
     /// Bodies of at least this size are tokenized on another thread.
     pub inline_bytes: usize,
+    /// Timeout for tokenizing such a body, including its wait for a thread.
+    pub tokenize_time: Duration,
+    /// Prompts of more tokens are not tokenized, where the context length of the model is unknown.
+    pub prompt_tokens: usize,
     /// Maximum total body bytes of queued requests.
     pub waiting_bytes: usize,
     /// Minimum capacity for pods.
@@ -311,6 +315,8 @@ impl Default for GatewayLimits {
             body_time: Duration::from_secs(60),
             body_grace: Duration::from_secs(20),
             inline_bytes: 64 << 10,
+            tokenize_time: Duration::from_secs(5),
+            prompt_tokens: 1 << 20,
             waiting_bytes: 256 << 20,
             pods: 256,
         }

@@ -99,7 +99,7 @@ impl Translator {
         self.groups = CacheGroups::restored(partial_groups);
     }
 
-    /// Translates one batch. The events borrow from both.
+    /// Translates one batch. The events borrow from both. Of several clears in a row one is kept.
     ///
     /// # Errors
     /// An event contradicts itself or the index's block size. The whole batch is refused: a part of
@@ -115,6 +115,9 @@ impl Translator {
         let mut events = Vec::with_capacity(steps.len());
         let mut ignored = 0;
         for (event, step) in batch.events().zip(steps) {
+            if event == Wire::Cleared && events.last() == Some(&CacheEvent::Cleared) {
+                continue;
+            }
             let content = match step {
                 TranslateStep::Ignored => {
                     ignored += 1;

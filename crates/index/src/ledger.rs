@@ -15,6 +15,7 @@ use crate::replicas::{BlockLocation, Replicas};
 use crate::sequence::Sequence;
 use crate::slab::{EntryId, Flag, Slab};
 use crate::speculative::{BlockMap, SpeculativeBlocks};
+use crate::steps;
 
 /// How several stores of one block on one tier are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,6 +145,10 @@ impl Ledger {
 
     /// Removes all blocks.
     pub(crate) fn clear(&mut self, clear: &mut Vec<BlockHash>) {
+        if self.is_clear() {
+            return;
+        }
+        steps::step();
         self.held_from(0, usize::MAX, clear);
         clear.extend(self.speculative.take_all());
         self.slab.clear();
@@ -155,6 +160,13 @@ impl Ledger {
         self.blocks = BlockDigest::default();
         self.holes = 0;
         self.unlinked = 0;
+    }
+
+    /// Whether nothing was added since it was made or cleared, so that a flood of clears costs
+    /// nothing.
+    fn is_clear(&self) -> bool {
+        let is_empty = self.orphans.is_empty() && self.speculative.is_empty();
+        is_empty && self.slab.is_unused() && !self.may_have_holes()
     }
 
     /// Starts a snapshot: orphans that still exist are listed again.

@@ -341,6 +341,11 @@ impl Slab {
         *self = Self::new(self.key);
     }
 
+    /// Whether no entry was inserted since it was made or cleared.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.used == 0
+    }
+
     /// All numbers from `start` that were ever used; no tier holds a free entry.
     pub(crate) fn numbers(&self, start: u32) -> impl Iterator<Item = EntryId> + use<> {
         (start..self.used).map(EntryId)

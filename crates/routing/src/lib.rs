@@ -77,7 +77,7 @@ pub use fleet::{
     Topology,
 };
 pub use messages::Messages;
-pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError};
+pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError, Untokenized};
 pub use name::{Name, Role};
 pub use plan::{
     AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,

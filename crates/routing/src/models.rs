@@ -34,6 +34,39 @@ pub enum TokenizeError {
     /// The tokenizer failed.
     #[error("tokenization failed: {0}")]
     NotTokenized(String),
+    /// Tokenization was stopped; the request is routed without tokens.
+    #[error("tokenization stopped: {}", .0.word())]
+    Stopped(Untokenized),
+}
+
+/// Why a request is routed without the tokens of its prompt. Nothing is predicted for it, and its
+/// length is estimated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Untokenized {
+    /// The prompt has more tokens than its limit.
+    TooLong,
+    /// A part of the prompt that must be tokenized in one go is too long.
+    NoSplitPoint,
+    /// It was not tokenized in time.
+    Timeout,
+    /// Too many prompts wait for tokenization.
+    QueueFull,
+}
+
+impl Untokenized {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::TooLong, Self::NoSplitPoint, Self::Timeout, Self::QueueFull];
+
+    /// Its name in metrics and logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::TooLong => "too_long",
+            Self::NoSplitPoint => "no_split_point",
+            Self::Timeout => "timeout",
+            Self::QueueFull => "queue_full",
+        }
+    }
 }
 
 /// One base model.

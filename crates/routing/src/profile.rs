@@ -69,7 +69,8 @@ impl Profile {
     /// A context for a new request.
     #[must_use]
     pub fn context(&self, request: Request) -> RoutingContext {
-        RoutingContext { request, slots: Slots::new(self.id, &self.slots) }
+        let slots = Slots::new(self.id, &self.slots);
+        RoutingContext { request, slots, untokenized: None }
     }
 
     /// The blocks of a prepared prompt, if the profile hashes prompts.
@@ -147,8 +148,8 @@ impl Profile {
         context.slots.clear();
         for (name, preparer) in &self.preparers {
             let started = recorder.as_deref().map(Recorder::now);
-            let RoutingContext { request, slots } = context;
-            preparer.prepare(&mut Preparing { request, slots })?;
+            let RoutingContext { request, slots, untokenized } = context;
+            preparer.prepare(&mut Preparing { request, slots, untokenized })?;
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
                 recorder.prepared(name, started);
             }

@@ -4,6 +4,7 @@
 //! that clients choose stay text: only a profile gives them a meaning.
 
 use serde_json::{Map, Value};
+use wornpath_blocks::EncodeLimits;
 use wornpath_index::{Moment, PodId};
 
 use crate::messages::Messages;
@@ -22,6 +23,8 @@ pub struct Request {
     /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it
     /// ignores it.
     pub is_converted_to_chat: bool,
+    /// How far its prompt is tokenized. A prompt beyond these limits is routed without its tokens.
+    pub encode_limits: EncodeLimits,
     /// The limit of generated tokens, if it sets one.
     pub output_tokens: Option<u32>,
     /// Header names in lower case, with their values.

@@ -31,9 +31,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wornpath_blocks::BlockHash;
+use wornpath_blocks::{BlockHash, EncodeLimits};
 use wornpath_index::PodId;
 
+use crate::models::Untokenized;
 use crate::name::Name;
 use crate::request::Request;
 
@@ -207,6 +208,7 @@ impl fmt::Debug for Slots {
 pub struct RoutingContext {
     pub(crate) request: Request,
     pub(crate) slots: Slots,
+    pub(crate) untokenized: Option<Untokenized>,
 }
 
 impl RoutingContext {
@@ -220,7 +222,24 @@ impl RoutingContext {
     /// contexts allocates little.
     pub fn reuse(&mut self, request: Request) -> Request {
         self.slots.clear();
+        self.untokenized = None;
         std::mem::replace(&mut self.request, request)
+    }
+
+    /// Limits how far the prompt is tokenized.
+    pub const fn set_encode_limits(&mut self, limits: EncodeLimits) {
+        self.request.encode_limits = limits;
+    }
+
+    /// Prepares the request without reading its prompt.
+    pub const fn skip_tokenization(&mut self, reason: Untokenized) {
+        self.untokenized = Some(reason);
+    }
+
+    /// Why the request is routed without the tokens of its prompt, if it is.
+    #[must_use]
+    pub const fn untokenized(&self) -> Option<Untokenized> {
+        self.untokenized
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use wornpath_index::{BlockLocation, Index, Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
+use crate::models::Untokenized;
 use crate::name::Role;
 use crate::request::Request;
 use crate::rng::Rng;
@@ -146,6 +147,7 @@ impl WhenEmpty {
 pub struct Preparing<'a> {
     pub(crate) request: &'a Request,
     pub(crate) slots: &'a mut Slots,
+    pub(crate) untokenized: &'a mut Option<Untokenized>,
 }
 
 impl<'a> Preparing<'a> {
@@ -159,6 +161,18 @@ impl<'a> Preparing<'a> {
     #[must_use]
     pub fn read<T: Slot>(&self, handle: &Reads<T>) -> Option<&T> {
         self.slots.read(handle)
+    }
+
+    /// Why the prompt is not to be read, if it is not.
+    #[must_use]
+    pub const fn untokenized(&self) -> Option<Untokenized> {
+        *self.untokenized
+    }
+
+    /// Withdraws the slot of the tokens: the request is routed without them.
+    pub fn leave_untokenized<T: Slot>(&mut self, tokens: &Writes<T>, reason: Untokenized) {
+        self.slots.withdraw(tokens);
+        *self.untokenized = Some(reason);
     }
 
     /// The slot, emptied, to be written.

@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use wornpath_blocks::chat::{
     ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError, WallTime,
 };
-use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
+use wornpath_blocks::{EncodeStop, HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
 
 use crate::messages::{Messages, Walk, WrittenSpan};
-use crate::models::{Tokenize, TokenizeError};
+use crate::models::{Tokenize, TokenizeError, Untokenized};
 use crate::request::{Prompt, Request};
 
 /// The size of the token cache: thousands of long prompts.
@@ -61,13 +61,15 @@ impl TextTokenizer {
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
         // A template writes its special tokens itself.
         let framing = framing(&request.fields).unwrap_or(SpecialTokens::InText);
+        let limits = request.encode_limits;
         if tools.is_none()
             && let Some(turns) = turns(messages)
         {
             let mut text = PROMPT.take();
             text.clear();
             let is_known = template.fill_in(&turns, ending(&request.fields), kwargs, &mut text);
-            let encoded = is_known.then(|| self.cache.encode(&text, framing, tokens));
+            let encoded =
+                is_known.then(|| self.cache.encode_within(&text, framing, limits, tokens));
             if text.capacity() <= KEPT_BYTES {
                 PROMPT.set(text);
             }
@@ -80,8 +82,10 @@ impl TextTokenizer {
         let Rendered { text, extent } =
             rendered.map_err(|error| TokenizeError::NotRendered(template_cause(error)))?;
         let encoded = match extent {
-            Extent::Whole => self.cache.encode(&text, framing, tokens),
-            Extent::BeforePart => self.cache.tokenizer().encode_beginning(&text, framing, tokens),
+            Extent::Whole => self.cache.encode_within(&text, framing, limits, tokens),
+            Extent::BeforePart => {
+                self.cache.tokenizer().encode_beginning(&text, framing, limits, tokens)
+            }
         };
         Ok(encoded?)
     }
@@ -89,9 +93,17 @@ impl TextTokenizer {
 
 impl From<TokenizerError> for TokenizeError {
     fn from(error: TokenizerError) -> Self {
-        use TokenizerError::{Failed, Invalid, NotJson};
-        let (NotJson { cause, .. } | Invalid { cause, .. } | Failed { cause, .. }) = error;
-        Self::NotTokenized(cause)
+        use TokenizerError::{Failed, Invalid, NotJson, Stopped};
+        match error {
+            NotJson { cause, .. } | Invalid { cause, .. } | Failed { cause, .. } => {
+                Self::NotTokenized(cause)
+            }
+            Stopped { why, .. } => Self::Stopped(match why {
+                EncodeStop::TooManyTokens(_) => Untokenized::TooLong,
+                EncodeStop::NoSplitPoint(_) => Untokenized::NoSplitPoint,
+                EncodeStop::Interrupted => Untokenized::Timeout,
+            }),
+        }
     }
 }
 
@@ -134,7 +146,7 @@ impl Tokenize for TextTokenizer {
             }
             Prompt::Text(text) => {
                 let framing = framing(&request.fields).unwrap_or(SpecialTokens::Added);
-                Ok(self.cache.encode(text, framing, tokens)?)
+                Ok(self.cache.encode_within(text, framing, request.encode_limits, tokens)?)
             }
             Prompt::Chat { messages, tools, kwargs } => {
                 let tools = tools.as_deref();

@@ -116,9 +116,9 @@ impl SplitPoints {
         None
     }
 
-    /// The first soft split point at or after `from`.
-    pub(crate) fn soft_split(&self, text: &str, from: usize) -> Option<usize> {
-        (from.max(1)..text.len()).find(|&at| self.is_soft(text, at))
+    /// The first soft split point at or after `from` and before `limit`.
+    pub(crate) fn soft_split(&self, text: &str, from: usize, limit: usize) -> Option<usize> {
+        (from.max(1)..limit.min(text.len())).find(|&at| self.is_soft(text, at))
     }
 
     /// The last split point of either kind; 0 if there is none.
@@ -144,6 +144,20 @@ fn is_plain_letter(c: char) -> bool {
     c.is_ascii_alphabetic()
         || matches!(c, '\u{4e00}'..='\u{9fa5}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}')
         || matches!(c, '\u{ac00}'..='\u{d7a3}' | '\u{410}'..='\u{44f}')
+}
+
+/// The bytes of the longest token of a `tokenizer.json` whose rule keeps every byte of a text, so
+/// that a text has at least its length divided by this many tokens.
+pub(super) fn longest_token(json: &Value) -> Option<usize> {
+    if json["model"]["type"] != "BPE" || !split_is_known(&json["pre_tokenizer"]) {
+        return None;
+    }
+    // Such a vocabulary has one character for every byte.
+    let own = json["model"]["vocab"].as_object()?.keys().map(|token| token.chars().count());
+    let added = json["added_tokens"].as_array()?.iter();
+    own.chain(added.filter_map(|token| token["content"].as_str().map(str::len)))
+        .max()
+        .filter(|longest| *longest > 0)
 }
 
 /// Whether a splitter treats a piece alike at every position.
@@ -211,8 +225,9 @@ mod tests {
         passed.clear();
         assert_eq!(points.hard_split("<a>..<bb>z", 4, 5, &mut passed), None);
         assert_eq!(passed, [a]);
-        assert_eq!(points.soft_split("1 . a b", 0), Some(5));
-        assert_eq!(points.soft_split("ab  c", 3), None);
+        assert_eq!(points.soft_split("1 . a b", 0, 7), Some(5));
+        assert_eq!(points.soft_split("1 . a b", 0, 5), None);
+        assert_eq!(points.soft_split("ab  c", 3, 5), None);
         assert_eq!(points.last("a b<a>c d e"), 9);
         assert_eq!(points.last("<a>1 2"), 3);
         assert_eq!(points.last("文\n"), 3);
@@ -239,6 +254,6 @@ mod tests {
             assert!(SplitPoints::of(&json).is_none(), "{pointer}");
         }
         let spaced = SplitPoints::of(&tokenizer(&["<a b>"])).unwrap();
-        assert_eq!(spaced.soft_split("a b", 0), None, "an added token might cross it");
+        assert_eq!(spaced.soft_split("a b", 0, 3), None, "an added token might cross it");
     }
 }

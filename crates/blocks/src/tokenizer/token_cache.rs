@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use shard::TokenCacheShard;
 use xxhash_rust::xxh3::xxh3_64_with_secret;
 
-use super::{AddedToken, SpecialTokens, SplitPoints, Tokenizer, TokenizerError};
+use super::{AddedToken, SpecialTokens, SplitPoints, TokenSink, Tokenizer, TokenizerError};
+use crate::encode_limits::EncodeLimits;
 use crate::key::HashKey;
 
 /// A piece ends after the first added token from here on…
@@ -82,17 +83,35 @@ impl TokenCache {
         framing: SpecialTokens,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
+        self.encode_within(text, framing, EncodeLimits::default(), out)
+    }
+
+    /// Like [`Self::encode`], within limits. The ids of a text that exceeds them are incomplete.
+    ///
+    /// # Errors
+    /// If the tokenizer has no token for some of the text, or tokenization was stopped.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        framing: SpecialTokens,
+        limits: EncodeLimits,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        self.tokenizer.check_length(text, limits)?;
         // A token mostly has more than three bytes: one allocation for all ids.
-        out.reserve(text.len() / 3);
-        self.tokenizer.framed(framing, out, |out| {
+        out.reserve((text.len() / 3).min(limits.tokens));
+        let mut sink = TokenSink::new(out, limits);
+        self.tokenizer.framed(framing, &mut sink, |out| {
             let Some(points) = &self.tokenizer.split_points else {
                 return self.tokenizer.encode_bare(text, out);
             };
             let mut rest = text;
             let mut added = Vec::new();
             while rest.len() >= PIECE_MIN {
+                // Pieces that are cached count too.
+                out.check_tokens().map_err(|why| self.tokenizer.stopped(why))?;
                 let head = self.hash(&rest.as_bytes()[..END_BYTES]);
-                let end = match self.get(head, rest.as_bytes(), out) {
+                let end = match self.get(head, rest.as_bytes(), out.ids) {
                     Some(end) => end,
                     None => match Piece::first(points, rest, &mut added) {
                         Some(piece) => self.encode_piece(head, piece, &added, out)?,
@@ -134,17 +153,17 @@ impl TokenCache {
         head: u64,
         piece: Piece<'_>,
         added: &[AddedToken],
-        out: &mut Vec<u32>,
+        out: &mut TokenSink<'_>,
     ) -> Result<usize, TokenizerError> {
         let text = piece.text.as_bytes();
         let key = self.key(head, text);
-        if let Some(end) = self.shard(head).get(key, text, out) {
+        if let Some(end) = self.shard(head).get(key, text, out.ids) {
             return Ok(end);
         }
         // Without the lock: tokenizing takes longer than everything else here.
-        let start = out.len();
+        let start = out.ids.len();
         self.tokenizer.encode_around(&piece.text[..piece.end], added, out)?;
-        self.shard(head).insert(key, text, piece.end, &out[start..]);
+        self.shard(head).insert(key, text, piece.end, &out.ids[start..]);
         Ok(piece.end)
     }
 
@@ -195,17 +214,28 @@ impl<'a> Piece<'a> {
         if text.len() <= PIECE_MAX {
             return None;
         }
-        if let Some(end) = points.soft_split(text, PIECE_MAX) {
-            // Added tokens between the limit and the split point were not searched yet.
-            let mut at = added.last().map_or(0, |last| last.end);
-            while let Some(next) = points.next_added(&text[..end], at) {
-                at = next.end;
-                added.push(next);
+        // In windows that double, so that the search takes no longer than the piece that it finds:
+        // a text without soft split points would be searched to its end for every piece.
+        let mut from = PIECE_MAX;
+        loop {
+            let limit = from.saturating_mul(2).min(text.len());
+            if let Some(end) = points.soft_split(text, from, limit) {
+                // Added tokens between `from` and the split point were not searched yet.
+                let mut at = added.last().map_or(0, |last| last.end);
+                while let Some(next) = points.next_added(&text[..end], at) {
+                    at = next.end;
+                    added.push(next);
+                }
+                return Some(Self { text: &text[..=end], end });
             }
-            return Some(Self { text: &text[..=end], end });
+            added.clear();
+            if let Some(end) = points.hard_split(text, PIECE_MIN, limit, added) {
+                return Some(Self { text: &text[..end], end });
+            }
+            if limit == text.len() {
+                return None;
+            }
+            from = limit;
         }
-        added.clear();
-        let end = points.hard_split(text, PIECE_MIN, text.len(), added)?;
-        Some(Self { text: &text[..end], end })
     }
 }

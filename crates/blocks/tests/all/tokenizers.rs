@@ -1,12 +1,16 @@
 //! Token ids equal those of Hugging Face: golden ids, random texts, and with the token cache.
 
 use std::cell::Cell;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::model::texts::Random;
 use crate::model::{self, Model, QWEN3, TINY};
 use serde_json::Value;
-use wornpath_blocks::{HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerLibrary};
+use wornpath_blocks::{
+    EncodeLimits, EncodeStop, HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError,
+    TokenizerLibrary,
+};
 
 fn encode(tokenizer: &Tokenizer, text: &str, framing: SpecialTokens) -> Vec<u32> {
     let mut ids = Vec::new();
@@ -140,7 +144,9 @@ fn the_ids_of_a_beginning_are_a_prefix_of_the_ids_of_the_whole() {
             let pieces = 1 + random.below(30);
             let beginning = random.text(pieces);
             let mut ids = Vec::new();
-            model.tokenizer.encode_beginning(&beginning, SpecialTokens::InText, &mut ids).unwrap();
+            let limits = EncodeLimits::default();
+            let framing = SpecialTokens::InText;
+            model.tokenizer.encode_beginning(&beginning, framing, limits, &mut ids).unwrap();
             kept += ids.len();
             for _ in 0..8 {
                 let whole = beginning.clone() + &random.text(3);
@@ -185,16 +191,99 @@ fn the_yield_hook_runs_between_the_pieces_of_a_long_text() {
     for model in model::all() {
         let cache = cache(model, 16 << 20);
         cached(&cache, &text[..text.len() / 2]);
-        wornpath_blocks::set_yield_hook(|| CALLS.set(CALLS.get() + 1));
+        wornpath_blocks::set_yield_hook(|| {
+            CALLS.set(CALLS.get() + 1);
+            ControlFlow::Continue(())
+        });
         cached(&cache, &text);
         // Cached pieces call no hook.
         let new_pieces = text.len() / 2 / (24 << 10);
         let calls = CALLS.replace(0);
         assert!((new_pieces..4 * new_pieces).contains(&calls), "{}: {calls}", model.name);
-        wornpath_blocks::set_yield_hook(|| ());
+        wornpath_blocks::set_yield_hook(|| ControlFlow::Continue(()));
         cached(&cache, &text.replace("play", "plays"));
         assert_eq!(CALLS.get(), 0);
     }
+}
+
+/// Encodes within limits: the ids, or why it was stopped and how many ids there were by then.
+fn within(
+    cache: &TokenCache,
+    text: &str,
+    limits: EncodeLimits,
+) -> Result<Vec<u32>, (EncodeStop, usize)> {
+    let mut ids = Vec::new();
+    match cache.encode_within(text, SpecialTokens::InText, limits, &mut ids) {
+        Ok(()) => Ok(ids),
+        Err(TokenizerError::Stopped { why, .. }) => Err((why, ids.len())),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_text_of_more_tokens_than_the_limit_is_not_tokenized_to_its_end() {
+    let text = "All work and no play makes Jack a dull boy, 12 times a day.\n".repeat(9000);
+    for model in model::all() {
+        let reference = model.reference_ids(&text);
+        let limits = |tokens| EncodeLimits { tokens, ..EncodeLimits::default() };
+        let cache = cache(model, 16 << 20);
+        for cached in ["none", "the beginning", "all"] {
+            let (why, count) = within(&cache, &text, limits(50_000)).unwrap_err();
+            assert_eq!(why, EncodeStop::TooManyTokens(50_000), "{}, cached: {cached}", model.name);
+            assert!((50_000..80_000).contains(&count), "{}, cached: {cached}: {count}", model.name);
+            if cached == "the beginning" {
+                assert!(within(&cache, &text, limits(reference.len())).unwrap() == reference);
+            }
+        }
+        let few = within(&cache, &text, limits(100));
+        assert_eq!(few, Err((EncodeStop::TooManyTokens(100), 0)), "its bytes alone tell");
+    }
+}
+
+#[test]
+fn a_part_without_a_split_point_is_tokenized_only_up_to_the_limit() {
+    let limits = EncodeLimits { unsplit_bytes: 64 << 10, ..EncodeLimits::default() };
+    for model in model::all() {
+        let cache = cache(model, 16 << 20);
+        let short = "ab1".repeat(20_000);
+        assert!(within(&cache, &short, limits).unwrap() == model.reference_ids(&short));
+        let long = format!("{}{}", "Some words first. ".repeat(9000), "ab1".repeat(22_000));
+        let (why, _) = within(&cache, &long, limits).unwrap_err();
+        assert_eq!(why, EncodeStop::NoSplitPoint(64 << 10), "{}", model.name);
+        assert!(
+            within(&cache, &long, EncodeLimits::default()).unwrap() == model.reference_ids(&long)
+        );
+    }
+}
+
+#[test]
+fn texts_whose_only_split_points_are_far_apart_have_the_ids_of_the_released_library() {
+    let cache = cache(&QWEN3, 16 << 20);
+    let mut text = String::new();
+    for length in [100, 300, 5_000, 6_000, 12_000, 30_000, 11_000, 400] {
+        text.push_str(&"ab1".repeat(length));
+        text.push_str("<|im_end|>");
+        assert!(cached(&cache, &text) == QWEN3.reference_ids(&text), "{length}");
+    }
+    text.push_str(&"ab1".repeat(20_000));
+    text.push_str(" and words again ");
+    assert!(cached(&cache, &text) == QWEN3.reference_ids(&text));
+}
+
+#[test]
+fn the_yield_hook_can_stop_a_long_text() {
+    thread_local!(static LEFT: Cell<usize> = const { Cell::new(0) });
+    let text = "All work and no play makes Jack a dull boy, 12 times a day.\n".repeat(9000);
+    wornpath_blocks::set_yield_hook(|| {
+        LEFT.set(LEFT.get().saturating_sub(1));
+        if LEFT.get() == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    LEFT.set(4);
+    let stopped = within(&cache(&QWEN3, 16 << 20), &text, EncodeLimits::default());
+    let (why, count) = stopped.unwrap_err();
+    assert_eq!(why, EncodeStop::Interrupted);
+    assert!((1..text.len() / 8).contains(&count), "{count}");
+    wornpath_blocks::set_yield_hook(|| ControlFlow::Continue(()));
 }
 
 #[test]

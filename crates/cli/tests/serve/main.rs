@@ -14,6 +14,7 @@ mod faults;
 mod flood;
 mod full_caches;
 mod kv_load;
+mod long_prompts;
 mod openapi;
 mod overload;
 mod pairs;

@@ -20,7 +20,9 @@ pub(crate) const LIMITS: &[Parameter] = &[
     Parameter::with_default("body_time", Takes::Time, "60s", "Timeout for receiving a request body."),
     Parameter::with_default("body_grace", Takes::Time, "20s", "How long a request body may arrive at less than 1KiB per second; then it gets 408."),
     Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies of at least this size are tokenized on another thread, so that they do not delay other requests."),
-    Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Maximum total body size of queued requests; the maximum number of queued requests is set by each profile."),
+    Parameter::with_default("tokenize_time", Takes::Time, "5s", "Time for tokenizing such a body, including its wait for a thread. A prompt that is not tokenized by then is routed by load, without a prediction."),
+    Parameter::with_default("prompt_tokens", Takes::Whole(1 << 10, 1 << 32), "1048576", "Prompts of more tokens are routed by load, without a prediction, unless the engines report or the pods configure another context length of the model."),
+    Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Maximum total body size of requests in the wait queue, and also of bodies that wait for tokenizing; the maximum number of queued requests is set by each profile."),
     Parameter::with_default("pods", Takes::Whole(1, 4096), "256", "Minimum capacity for pods, including those discovered or added later; the listed pods always fit. Memory is allocated for 256, 1024 or 4096 pods."),
 ];
 
@@ -65,7 +67,7 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
     let drain = section("drain", DRAIN);
     let time = |section: &Section<'_>, key| section.or(key, Duration::ZERO);
     let never_zero: [(&Section<'_>, &[&'static str]); 3] = [
-        (&limits, &["head_time", "body_time", "body_grace"]),
+        (&limits, &["head_time", "body_time", "body_grace", "tokenize_time"]),
         (&timeouts, &["connect", "first_byte", "unstreamed", "between_bytes", "total"]),
         (&breaker, &["first_pause"]),
     ];
@@ -84,6 +86,8 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
         body_time: time(&limits, "body_time"),
         body_grace: time(&limits, "body_grace"),
         inline_bytes: limits.or("inline", 0),
+        tokenize_time: time(&limits, "tokenize_time"),
+        prompt_tokens: limits.or("prompt_tokens", 0),
         waiting_bytes: limits.or("waiting", 0),
         pods: limits.or("pods", 0),
     };

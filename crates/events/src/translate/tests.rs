@@ -184,3 +184,20 @@ fn the_number_of_partial_groups_is_bounded() {
     let error = translator.translate(&batch).unwrap_err();
     assert_eq!(error, TranslateError::Groups { limit: 64 });
 }
+
+#[test]
+fn of_several_clears_in_a_row_one_is_applied() {
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
+    let mut batch = WireBatch::default();
+    for _ in 0..1000 {
+        batch.push(Wire::Cleared);
+    }
+    batch.push(Wire::Stored(stored(&names, &tokens)));
+    batch.push(Wire::Cleared);
+    batch.push(Wire::Cleared);
+    let mut translator = translator(4);
+    let events = translator.translate(&batch).unwrap().events;
+    let is_clear = |event: &CacheEvent<'_>| *event == CacheEvent::Cleared;
+    assert_eq!(events.iter().map(is_clear).collect::<Vec<_>>(), [true, false, true]);
+}

@@ -35,6 +35,34 @@ pub struct PodEntry {
     pub(crate) was_queried: Arc<AtomicBool>,
 }
 
+/// The longest context of the pods that serve a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ContextLimit {
+    pub(crate) tokens: usize,
+    /// Whether `context_tokens` of every pod is configured. Otherwise engines report some of them
+    /// (`max_model_len`).
+    pub(crate) is_configured: bool,
+}
+
+impl ContextLimit {
+    /// The limit of a pod for a base model.
+    fn of(entry: &PodEntry, base: &Name) -> Option<Self> {
+        if let Some(tokens) = entry.pod.facts().context_tokens {
+            return Some(Self { tokens: tokens as usize, is_configured: true });
+        }
+        let card = entry.cards.iter().find(|card| card["id"] == *base.as_str())?;
+        let tokens = usize::try_from(card["max_model_len"].as_u64()?).ok()?;
+        (tokens > 0).then_some(Self { tokens, is_configured: false })
+    }
+
+    fn or_longer(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.max(other.tokens),
+            is_configured: self.is_configured && other.is_configured,
+        }
+    }
+}
+
 /// All pods at one moment.
 #[derive(Debug, Default)]
 pub struct FleetSnapshot {
@@ -46,6 +74,8 @@ pub struct FleetSnapshot {
     aliases: BTreeMap<String, Name>,
     /// The model of a request without one.
     default: Option<ModelChoice>,
+    /// By base model; none if the context length of one of its pods is not known.
+    context_limits: HashMap<Name, Option<ContextLimit>>,
     /// The `was_queried` flags that were unset when this snapshot was made.
     unqueried: Vec<Arc<AtomicBool>>,
     /// Whether all of them are set.
@@ -57,8 +87,13 @@ impl FleetSnapshot {
         let fleet = Fleet::new(entries.iter().map(|entry| entry.pod.clone()).collect());
         let mut names = HashMap::new();
         let mut default = None;
-        for facts in entries.iter().map(|entry| entry.pod.facts()) {
+        let mut context_limits = HashMap::<Name, Option<ContextLimit>>::new();
+        for entry in &entries {
+            let facts = entry.pod.facts();
             for base in &facts.models {
+                let limit = ContextLimit::of(entry, base);
+                let longest = context_limits.entry(base.clone()).or_insert(limit);
+                *longest = longest.zip(limit).map(|(one, other)| one.or_longer(other));
                 let choice = ModelChoice { base: base.clone(), lora: None };
                 default.get_or_insert_with(|| choice.clone());
                 names.insert(base.as_str().to_owned(), choice);
@@ -79,7 +114,7 @@ impl FleetSnapshot {
         let unqueried = entries.iter().filter(is_unqueried);
         let unqueried = unqueried.map(|entry| Arc::clone(&entry.was_queried)).collect::<Vec<_>>();
         let all_queried = AtomicBool::new(unqueried.is_empty());
-        Self { fleet, entries, names, aliases, default, unqueried, all_queried }
+        Self { fleet, entries, names, aliases, default, context_limits, unqueried, all_queried }
     }
 
     /// The pods as routing decisions see them.
@@ -155,6 +190,11 @@ impl FleetSnapshot {
         let may = |entry: &PodEntry| entry.pod.facts().models.is_empty() || serves(entry);
         !self.entries.iter().any(|entry| is_up(entry) && serves(entry))
             && self.entries.iter().any(|entry| !entry.was_queried.load(Relaxed) && may(entry))
+    }
+
+    /// The longest context of the pods that serve a base model, if it is known of all of them.
+    pub(crate) fn context_limit(&self, base: &Name) -> Option<ContextLimit> {
+        *self.context_limits.get(base)?
     }
 
     /// The name that engines know an aliased model by.

@@ -23,7 +23,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::future::poll_fn;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,7 +60,7 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
-/// Blocking threads beyond the one per worker that tokenizing needs: batch files, metrics pages.
+/// Blocking threads beyond the two per worker that tokenizing needs: batch files, metrics pages.
 const EXTRA_BLOCKING_THREADS: usize = 16;
 
 const CONNECTION: TaskName = TaskName::new("client connection");
@@ -101,7 +101,7 @@ pub fn serve(
         // One worker thread, so that one heartbeat covers everything that runs there.
         .worker_threads(1)
         .thread_name("background")
-        .max_blocking_threads(workers + EXTRA_BLOCKING_THREADS)
+        .max_blocking_threads(2 * workers + EXTRA_BLOCKING_THREADS)
         // A tokenizer builds tables on every new thread, which takes about 100 ms.
         .thread_keep_alive(Duration::from_secs(3600))
         .enable_all()
@@ -351,36 +351,40 @@ async fn run_worker(
             stopped.await;
             return;
         };
-        let counted = CountedConnection(Arc::clone(&worker));
+        // Without an address the client has already disconnected.
+        let address = stream.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip());
+        let counted = CountedConnection { worker: Arc::clone(&worker), address };
         if let Ok(stream) = TcpStream::from_std(stream) {
             tokio::spawn(connection(stream, counted, connection_phases.clone()));
         }
     }
 }
 
-/// Decrements the number of open connections when it is dropped.
-struct CountedConnection(Arc<Worker>);
+/// A client's connection. Decrements the number of open connections when it is dropped.
+struct CountedConnection {
+    worker: Arc<Worker>,
+    /// The address of the client, or of the proxy before it.
+    address: IpAddr,
+}
 
 impl Drop for CountedConnection {
     fn drop(&mut self) {
-        self.0.gateway.connection_count().fetch_sub(1, Relaxed);
+        self.worker.gateway.connection_count().fetch_sub(1, Relaxed);
     }
 }
 
 async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch::Receiver<Phase>) {
-    let settings = counted.0.gateway.settings();
+    let settings = counted.worker.gateway.settings();
     let tls = settings.tls.client.clone();
     let limits = settings.limits;
     drop(settings);
-    // Without an address the client has already disconnected.
-    let Ok(address) = stream.peer_addr().map(|peer| peer.ip()) else { return };
     match tls {
-        None => serve_connection(stream, address, counted, phases, limits).await,
+        None => serve_connection(stream, counted, phases, limits).await,
         Some(tls) => {
             // Without a handshake there is no way to send the client an error: only log it.
             let handshake = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
             match handshake {
-                Ok(Ok(stream)) => serve_connection(stream, address, counted, phases, limits).await,
+                Ok(Ok(stream)) => serve_connection(stream, counted, phases, limits).await,
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake with a client failed"),
                 Err(_) => tracing::debug!("TLS handshake with a client timed out"),
             }
@@ -390,13 +394,12 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
 
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    address: IpAddr,
     counted: CountedConnection,
     mut phases: watch::Receiver<Phase>,
     limits: GatewayLimits,
 ) {
-    let worker = &counted.0;
-    let service = service_fn(|request| respond(Arc::clone(worker), request, address));
+    let CountedConnection { worker, address } = &counted;
+    let service = service_fn(|request| respond(Arc::clone(worker), request, *address));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time)

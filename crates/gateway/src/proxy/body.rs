@@ -1,9 +1,10 @@
 //! Reads the body of a request into memory: within its size, within the budget of all bodies, and
 //! in time.
 
-use crate::proxy::body_budget::{BodyBudget, BodyOwner, BodyReservation, Shortage, UNCOUNTED};
+use crate::proxy::body_budget::{BodyBudget, BodyReservation, Shortage, UNCOUNTED};
 use crate::proxy::body_pace::{BodyPace, BodyTimeout, PaceError};
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::sender::Sender;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::StatusCode;
@@ -147,10 +148,10 @@ pub(crate) fn discard(mut body: Incoming, most: usize) {
 }
 
 impl BodySender<'_> {
-    fn owner(&self) -> BodyOwner {
+    fn owner(&self) -> Sender {
         match self.tenant {
-            Some(tenant) => BodyOwner::Tenant(tenant.clone()),
-            None => BodyOwner::address(self.address),
+            Some(tenant) => Sender::Tenant(tenant.clone()),
+            None => Sender::at(self.address),
         }
     }
 }

@@ -19,14 +19,12 @@
 //! and are never refused here; `limits.connections` bounds them. Behind a proxy all clients have one
 //! address, and without tenants they share one half.
 
+use crate::proxy::sender::Sender;
 use std::collections::HashMap;
-use std::net::IpAddr;
-use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
-use wornpath_routing::Name;
 
 /// Bodies up to this length are not counted. A connection's read buffer is as long.
 pub(crate) const UNCOUNTED: usize = 64 << 10;
@@ -44,28 +42,6 @@ const WAITS: u64 = 64;
 /// How often a waiting body looks for room. Each release would otherwise have to visit all of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(40);
-
-/// Who sends a body, as its bytes are counted.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum BodyOwner {
-    /// A tenant, whatever its addresses.
-    Tenant(Name),
-    /// A client without a tenant.
-    Address(IpAddr),
-}
-
-impl BodyOwner {
-    /// A client that is known by its address only. One customer usually has a /64 of IPv6
-    /// addresses, so those count as one.
-    pub(crate) fn address(address: IpAddr) -> Self {
-        Self::Address(match address.to_canonical() {
-            IpAddr::V6(address) => {
-                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)))
-            }
-            address => address,
-        })
-    }
-}
 
 /// Why a body got no bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -97,12 +73,12 @@ pub enum Shortage {
 struct Ledger {
     total: usize,
     /// Only owners that hold something.
-    owners: HashMap<BodyOwner, usize>,
+    owners: HashMap<Sender, usize>,
 }
 
 impl Ledger {
     /// Takes bytes, if the owner then holds no more than is left.
-    fn reserve(&mut self, owner: &BodyOwner, bytes: usize, limit: usize) -> Result<(), Shortage> {
+    fn reserve(&mut self, owner: &Sender, bytes: usize, limit: usize) -> Result<(), Shortage> {
         let held = self.owners.get(owner).copied().unwrap_or(0);
         let total = self.total.saturating_add(bytes);
         let Some(left) = limit.checked_sub(total) else {
@@ -117,7 +93,7 @@ impl Ledger {
     }
 
     /// Gives back what was taken.
-    fn release(&mut self, owner: &BodyOwner, bytes: usize) {
+    fn release(&mut self, owner: &Sender, bytes: usize) {
         self.total -= bytes;
         if let Some(held) = self.owners.get_mut(owner) {
             *held -= bytes;
@@ -187,13 +163,13 @@ impl BodyBudget {
 #[derive(Debug)]
 pub struct BodyReservation {
     budget: Arc<BodyBudget>,
-    owner: BodyOwner,
+    owner: Sender,
     bytes: usize,
 }
 
 impl BodyReservation {
     /// A body without bytes.
-    pub(crate) fn new(budget: &Arc<BodyBudget>, owner: BodyOwner) -> Self {
+    pub(crate) fn new(budget: &Arc<BodyBudget>, owner: Sender) -> Self {
         Self { budget: Arc::clone(budget), owner, bytes: 0 }
     }
 

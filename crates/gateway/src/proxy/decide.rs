@@ -1,62 +1,15 @@
-//! Prepare and decide: the profile tokenizes and hashes the prompt, then it chooses pods, or the
-//! request waits in the queue until one has room.
+//! Decide: the profile chooses pods, or the request waits in the queue until one has room.
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::wait_queue::Waiter;
 use crate::proxy::worker::{LockedInsert, Worker};
-use crate::watchdog::TaskName;
-use crate::watchdog::heartbeat::running;
 use std::sync::Arc;
 use wornpath_config::BodyLength;
-use wornpath_routing::Request;
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{
     DecisionEnv, Explanation, Outcome, Profile, Recorder, RoutingContext, RoutingPlan,
 };
-
-static PREPARE: TaskName = TaskName::new("tokenize a prompt");
-
-/// The context of a request after the profile's `prepare` plugins.
-pub(crate) async fn prepare(
-    worker: &Arc<Worker>,
-    profile: &Arc<Profile>,
-    request: Request,
-    length: BodyLength,
-    trace: &mut Option<Box<RequestTrace>>,
-) -> Result<RoutingContext, ErrorResponse> {
-    let mut context = profile.context(request);
-    if !length.is_long && trace.is_none() {
-        let _running = running(&PREPARE);
-        profile.prepare(&mut context)?;
-        return Ok(context);
-    }
-    let profile = Arc::clone(profile);
-    let clock = worker.gateway.pods().clock();
-    let is_traced = trace.is_some();
-    let work = move || {
-        if !is_traced {
-            return profile.prepare(&mut context).map(|()| (context, Explanation::default()));
-        }
-        let now = || clock.now();
-        let mut recorder = Recorder::new(&now);
-        let prepared = profile.prepare_explained(&mut context, &mut recorder);
-        prepared.map(|()| (context, recorder.finish()))
-    };
-    if let Some(trace) = trace {
-        trace.prepared = worker.gateway.now();
-    }
-    let (context, explanation) = if length.is_long {
-        Box::pin(worker.run_in_pool(&PREPARE, length, work)).await??
-    } else {
-        let _running = running(&PREPARE);
-        work()?
-    };
-    if let Some(trace) = trace {
-        trace.explanation = explanation;
-    }
-    Ok(context)
-}
 
 /// A plan, and what is needed to run it.
 pub(crate) struct Decided {

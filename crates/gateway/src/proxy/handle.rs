@@ -4,7 +4,6 @@
 use crate::dialect::Api;
 use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::{RequestEnd, RequestSummary};
-use crate::proxy::decide::prepare;
 use crate::proxy::decide::{Decided, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
@@ -14,8 +13,10 @@ use crate::proxy::headers;
 use crate::proxy::ingress::replace_alias;
 use crate::proxy::ingress::{self, Arrival, Ingress};
 use crate::proxy::isolation::isolate;
+use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
+use crate::proxy::prepare::prepare;
 use crate::proxy::relay::respond;
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
@@ -25,6 +26,7 @@ use hyper::header::HeaderValue;
 use hyper::{Request, Response, StatusCode};
 use std::net::IpAddr;
 use std::sync::Arc;
+use tokio::time::Instant;
 use wornpath_config::OFFLINE;
 use wornpath_execution::{
     CallOptions, PlanResponse, RequestFingerprint, RetryBudgets, StepCall, Timeouts, execute,
@@ -102,6 +104,7 @@ async fn run_stages(
     let gateway = &worker.gateway;
     let settings = gateway.settings();
     let arrived = arrival.at;
+    let address = arrival.address;
     // The reservation is dropped when the response begins: until then the body may be sent again.
     let Ingress { tenant, permit, mut call, reservation, routing_headers: shown } =
         ingress::receive(worker, request, arrival, &settings).await?;
@@ -111,7 +114,10 @@ async fn run_stages(
         context.write(&mut call.headers);
     }
     let length = settings.limits.length(call.body.len());
-    let mut body = read_body(worker, summary.api, &call, length).await?;
+    let origin = tenant.map_or(Origin::Address(address), Origin::Tenant);
+    let deadline = length.is_long.then(|| Instant::now() + settings.limits.tokenize_time);
+    let work = BodyWork { length, origin, deadline };
+    let mut body = read_body(worker, summary.api, &call, &work).await?;
     let mut snapshot = gateway.snapshot();
     if snapshot.may_yet_serve(&body.model) {
         snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&body.model)).await;
@@ -140,8 +146,11 @@ async fn run_stages(
     }
     summary.tenant.clone_from(&body.request.tenant);
     let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
-    let prepared = prepare(worker, profile, body.request, length, &mut trace).await;
+    let prepared = prepare(worker, profile, body.request, &work, &mut trace).await;
     let context = keep_trace_on_error(prepared, &mut trace, summary)?;
+    if context.untokenized().is_some() {
+        summary.predicted_tokens = None;
+    }
     summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, context, length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
@@ -276,7 +285,8 @@ async fn run_planned_stages(
     let settings = gateway.settings();
     let snapshot = gateway.snapshot();
     let length = settings.limits.length(call.body.len());
-    let mut body = read_body(worker, summary.api, &call, length).await?;
+    let work = BodyWork { length, origin: Origin::Batch, deadline: None };
+    let mut body = read_body(worker, summary.api, &call, &work).await?;
     body.request.model = snapshot.model(&body.model);
     body.request.arrival = arrived;
     body.request.wall = unix_time();
@@ -294,7 +304,7 @@ async fn run_planned_stages(
     }
     let mut trace = None;
     let profile = planned.profile;
-    let context = prepare(worker, profile, body.request, length, &mut trace).await?;
+    let context = prepare(worker, profile, body.request, &work, &mut trace).await?;
     let decided = decide(worker, profile, context, length, &mut trace).await?;
     (planned.decided)();
     summary.decided = gateway.now().since(arrived);

@@ -5,7 +5,7 @@
 //! | ingress | `ingress`, `body` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
-//! | prepare | `decide` | tokenizes and hashes the prompt |
+//! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
@@ -21,6 +21,7 @@ mod decide;
 mod engine_priority;
 pub mod error_response;
 mod execute;
+mod fair_queue;
 pub mod gateway;
 pub mod handle;
 pub mod headers;
@@ -31,7 +32,9 @@ pub mod min_rate;
 mod multi_step;
 pub mod multipart;
 pub mod parse;
+mod prepare;
 pub mod relay;
+mod sender;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;
 pub mod worker;

@@ -6,6 +6,7 @@
 
 use crate::dialect::{Api, chat};
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::low_priority_pool::{BodyWork, PoolError};
 use crate::proxy::multipart::Multipart;
 use crate::proxy::worker::Worker;
 use crate::watchdog::TaskName;
@@ -16,9 +17,8 @@ use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use wornpath_blocks::chat::{Grammar, exact_numbers};
-use wornpath_config::BodyLength;
 use wornpath_execution::StepCall;
-use wornpath_routing::Request;
+use wornpath_routing::{Rejection, Request};
 
 /// The result of parsing a body.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ pub(crate) async fn read_body(
     worker: &Arc<Worker>,
     api: Api,
     call: &StepCall,
-    length: BodyLength,
+    work: &BodyWork<'_>,
 ) -> Result<ParsedBody, ErrorResponse> {
     if call.body.is_empty() && call.method != Method::POST {
         return Ok(ParsedBody::default());
@@ -55,12 +55,29 @@ pub(crate) async fn read_body(
         Some(form) => Ok(read_form(form, body)),
         None => read(api, body),
     };
-    if !length.is_long {
+    if !work.length.is_long {
         let _running = running(&PARSE);
         return read(&call.body);
     }
     let body = call.body.clone();
-    Box::pin(worker.run_in_pool(&PARSE, length, move || read(&body))).await?
+    Box::pin(async {
+        let pool = &worker.gateway.pool;
+        let most_bytes = worker.gateway.settings().limits.waiting_bytes;
+        let turn = pool.turn(work, most_bytes).await?;
+        pool.start(turn, &PARSE, work.length.bytes, move || read(&body)).await?
+    })
+    .await
+}
+
+impl From<PoolError> for ErrorResponse {
+    fn from(error: PoolError) -> Self {
+        Self::from(match error {
+            PoolError::Closed => Rejection::unavailable("the gateway is shutting down"),
+            PoolError::QueueFull | PoolError::Timeout => Rejection::busy(
+                "too many long requests wait to be read: their bodies exceed `limits.waiting`",
+            ),
+        })
+    }
 }
 
 /// Parses a form, of which only the model matters. It is not validated: that is up to the engine.

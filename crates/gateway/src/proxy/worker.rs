@@ -12,7 +12,7 @@ use wornpath_blocks::BlockHash;
 use wornpath_config::BodyLength;
 use wornpath_execution::WorkerNumber;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::{DecisionEnv, DecisionState, Outcome, Rejection, Rng, SpeculativeInsert};
+use wornpath_routing::{DecisionEnv, DecisionState, Outcome, Rng, SpeculativeInsert};
 
 /// How often a request is decided again because a concurrent one with its prefix was faster. Each
 /// time it follows that one, so it loses again only to a third.
@@ -144,17 +144,6 @@ impl Worker {
 
     fn inner(&self) -> MutexGuard<'_, WorkerState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs work that may take long in the low-priority pool.
-    pub(crate) async fn run_in_pool<T: Send + 'static>(
-        &self,
-        task: &'static TaskName,
-        length: BodyLength,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Rejection> {
-        let closed = |_| Rejection::unavailable("the gateway is shutting down");
-        self.gateway.pool.run(task, length.bytes, work).await.map_err(closed)
     }
 
     /// The gateway that the worker belongs to.

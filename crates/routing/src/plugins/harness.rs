@@ -99,9 +99,13 @@ impl Harness {
         for (handle, pod) in &picks {
             slots.write(handle).0 = Some(*pod);
         }
+        let mut untokenized = None;
         for preparer in preparers {
             let BuiltPlugin::Prepare(preparer) = preparer else { unreachable!() };
-            preparer.prepare(&mut Preparing { request: &self.request, slots: &mut slots }).unwrap();
+            let request = &self.request;
+            let slots = &mut slots;
+            let untokenized = &mut untokenized;
+            preparer.prepare(&mut Preparing { request, slots, untokenized }).unwrap();
         }
         let mut depths = vec![0; self.fleet.pods().len()];
         if let Some(blocks) = blocks.as_ref().and_then(|blocks| slots.read(blocks)) {
@@ -127,9 +131,13 @@ impl Harness {
         }
         let handle: Option<Reads<T>> = blueprint.reads_if_written();
         let mut slots = Slots::new(blueprint.profile, &blueprint.slots);
+        let mut untokenized = None;
         for preparer in preparers {
             let BuiltPlugin::Prepare(preparer) = preparer else { unreachable!() };
-            preparer.prepare(&mut Preparing { request: &self.request, slots: &mut slots })?;
+            let request = &self.request;
+            let slots = &mut slots;
+            let untokenized = &mut untokenized;
+            preparer.prepare(&mut Preparing { request, slots, untokenized })?;
         }
         Ok(handle.and_then(|handle| slots.read(&handle).cloned()))
     }

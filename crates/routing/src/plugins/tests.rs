@@ -9,10 +9,10 @@ use wornpath_index::Tier;
 
 use super::harness::Harness;
 use crate::fleet::{BreakerState, EventTrust, Health, Reservation};
-use crate::models::{Models, Tokenize, TokenizeError};
+use crate::models::{Models, Tokenize, TokenizeError, Untokenized};
 use crate::plan::Outcome;
 use crate::request::{Prompt, Request};
-use crate::slot::Tokens;
+use crate::slot::{BlockHashes, Tokens};
 use crate::testing::TestBench;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
@@ -51,6 +51,30 @@ fn tokenize_copies_token_ids_and_uses_the_models_tokenizer_for_text() {
     );
     harness.request.model.base = "other".into();
     assert_eq!(tokens(&harness).unwrap_err().status, 404);
+}
+
+/// Stops in the middle of every text.
+struct StoppingTokenizer;
+
+impl Tokenize for StoppingTokenizer {
+    fn tokenize(&self, _: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        tokens.extend_from_slice(&PROMPT);
+        Err(TokenizeError::Stopped(Untokenized::TooLong))
+    }
+}
+
+#[test]
+fn a_prompt_whose_tokenization_is_stopped_has_neither_tokens_nor_blocks() {
+    let mut harness = Harness::of(1);
+    let models = Models::new(HashKey::DEFAULT);
+    let models = models.with("m", 2.try_into().unwrap(), Some(Arc::new(StoppingTokenizer)));
+    harness.models = Arc::new(models);
+    harness.request.prompt = Prompt::Text("sixteen letters!".to_owned());
+    assert_eq!(harness.prepared::<Tokens>(&["tokenize"]).unwrap(), None);
+    for prepare in [["tokenize", "block_hash"], ["tokenize", "text_blocks"]] {
+        let blocks = harness.prepared::<BlockHashes>(&prepare).unwrap();
+        assert!(blocks.is_none(), "the first tokens would predict a part of the prompt");
+    }
 }
 
 #[test]

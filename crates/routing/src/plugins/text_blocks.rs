@@ -57,6 +57,9 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused
 impl Prepare for TextBlocks {
     fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
         let request = preparing.request();
+        if preparing.untokenized().is_some() {
+            return Ok(());
+        }
         let root = self.models.root(&request.model, request.salt.as_deref());
         let blocks = preparing.write(&self.blocks);
         let mut text = ChainBuilder { chain: self.hasher.begin(root), out: &mut blocks.chain };

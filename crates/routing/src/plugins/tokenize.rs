@@ -1,7 +1,8 @@
 //! `tokenize`: the prompt's token ids, identical to those that the engine computes.
 //!
 //! The index names blocks by tokens, so a token that differs from the engine's hides everything
-//! cached after it. The model's own chat template and tokenizer are therefore required.
+//! cached after it. The model's own chat template and tokenizer are therefore required. Where
+//! tokenization is stopped, no token is written: part of them would predict part of the prompt.
 
 use std::sync::Arc;
 
@@ -34,6 +35,9 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused
 impl Prepare for TokenizePrompt {
     fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
         let request = preparing.request();
+        if preparing.untokenized().is_some() {
+            return Ok(());
+        }
         let Tokens(tokens) = preparing.write(&self.tokens);
         if let Prompt::Tokens(ids) = &request.prompt {
             tokens.extend_from_slice(ids);
@@ -60,6 +64,10 @@ impl Prepare for TokenizePrompt {
                 // The engine may render the converted chat in another way; without tokens no prefix
                 // is looked up.
                 tokens.clear();
+                Ok(())
+            }
+            Err(TokenizeError::Stopped(reason)) => {
+                preparing.leave_untokenized(&self.tokens, reason);
                 Ok(())
             }
             tokenized => tokenized.map_err(|error| Rejection::refused(400, error.to_string())),

@@ -178,6 +178,8 @@ families! {
         "Threads without progress for 5 s; `/health` and the log name them. While it is not 0, metrics read from pods, index and events are absent, because a stuck thread may hold their locks.";
     THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
         "Times a thread was found stuck.";
+    UNTOKENIZED = Counter "wornpath_prompts_untokenized_total" ["reason"]
+        "Long prompts routed by load, without their tokens and without a prediction: `too_long` (for the context of every pod, or `limits.prompt_tokens`), `no_split_point` (1 MiB of text that must be tokenized in one go), `timeout` (`limits.tokenize_time`) or `queue_full` (`limits.waiting`).";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]

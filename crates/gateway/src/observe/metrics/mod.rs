@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::Moment;
-use wornpath_routing::Name;
+use wornpath_routing::{Name, Untokenized};
 
 pub use accuracy::{AccuracyMeter, AccuracyVerdict, PredictionTally};
 pub use family::{FAMILIES, Family, MetricKind, reference};
@@ -40,6 +40,7 @@ pub struct Metrics {
     meters: Mutex<HashMap<Name, AccuracyMeter>>,
     scrapes: SeriesTable<Name, [AtomicU64; 2]>,
     reloads: [AtomicU64; 2],
+    untokenized: [AtomicU64; Untokenized::ALL.len()],
     /// Pods that should send events and never sent one.
     silent: Mutex<HashSet<Name>>,
     /// The sum over removed pods whose series were pruned.
@@ -158,6 +159,11 @@ impl Metrics {
     /// Counts a configuration reload.
     pub fn reloaded(&self, reload: Reload) {
         add(&self.reloads[reload as usize], 1);
+    }
+
+    /// Counts a long prompt that is routed without its tokens.
+    pub fn untokenized(&self, reason: Untokenized) {
+        add(&self.untokenized[reason as usize], 1);
     }
 
     /// Judges the predictions of every present pod, and returns the verdicts that changed.
@@ -338,6 +344,10 @@ impl Metrics {
         let mut family = page.family(family::RELOADS);
         for (result, reload) in [("applied", Reload::Applied), ("refused", Reload::Refused)] {
             family.value(&[result], self.reloads[reload as usize].load(Relaxed));
+        }
+        let mut family = page.family(family::UNTOKENIZED);
+        for reason in Untokenized::ALL {
+            family.value(&[reason.word()], self.untokenized[reason as usize].load(Relaxed));
         }
         let none = SpanCounts::default();
         let spans = self.spans.get().map_or(&none, |spans| spans);

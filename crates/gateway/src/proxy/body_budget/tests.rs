@@ -3,11 +3,12 @@
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
+use std::net::IpAddr;
 
 const MIB: usize = 1 << 20;
 
-fn owner(number: u8) -> BodyOwner {
-    BodyOwner::Address(IpAddr::from([10, 0, 0, number]))
+fn owner(number: u8) -> Sender {
+    Sender::Address(IpAddr::from([10, 0, 0, number]))
 }
 
 proptest! {
@@ -70,7 +71,7 @@ fn one_owner_gets_half_and_another_one_half_of_the_rest() {
 
 #[test]
 fn addresses_of_one_network_of_ipv6_are_one_owner_and_mapped_ones_are_ipv4() {
-    let of = |text: &str| BodyOwner::address(text.parse().unwrap());
+    let of = |text: &str| Sender::at(text.parse().unwrap());
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
     assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));

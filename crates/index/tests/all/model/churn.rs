@@ -145,3 +145,35 @@ pub(crate) fn run(sizes: impl Iterator<Item = usize> + Send, generations: usize)
         }
     });
 }
+
+#[test]
+fn clearing_a_pod_that_holds_nothing_takes_no_step() {
+    let mut engine = Engine::new(50);
+    (0..20).for_each(|_| engine.prompt());
+    let held = engine.prompts[0].chain.clone();
+    let is_held = |engine: &mut Engine| {
+        let mut depths = Depths::default();
+        engine.reader.lookup(&held, &mut depths);
+        depths.depth(engine.pod.slot()) > 0
+    };
+    assert!(is_held(&mut engine));
+    let clear = |engine: &mut Engine, budget| {
+        let Engine { writer, pod, .. } = engine;
+        within_steps(budget, || writer.apply(*pod, None, &[CacheEvent::Cleared]).unwrap());
+    };
+    clear(&mut engine, u64::MAX);
+    assert!(!is_held(&mut engine));
+    for _ in 0..1000 {
+        clear(&mut engine, 0);
+    }
+    engine.prompts.clear();
+    engine.held = 0;
+    engine.prompt();
+    let next = engine.prompts[0].chain.clone();
+    let mut depths = Depths::default();
+    engine.reader.lookup(&next, &mut depths);
+    assert_eq!(depths.depth(engine.pod.slot()), next.len(), "it is stored as before");
+    clear(&mut engine, u64::MAX);
+    engine.reader.lookup(&next, &mut depths);
+    assert_eq!(depths.depth(engine.pod.slot()), 0, "and cleared again");
+}
