@@ -36,11 +36,11 @@ pub(crate) async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
     request: Request,
-    work: &BodyWork<'_>,
+    body: &BodyWork<'_>,
     trace: &mut Option<Box<RequestTrace>>,
 ) -> Result<RoutingContext, ErrorResponse> {
     let mut context = profile.context(request);
-    if !work.length.is_long && trace.is_none() {
+    if !body.length.is_long && trace.is_none() {
         let _running = running(&PREPARE);
         profile.prepare(&mut context)?;
         return Ok(context);
@@ -50,8 +50,8 @@ pub(crate) async fn prepare(
         trace.prepared = worker.gateway.now();
     }
     let work = Preparation { profile: Arc::clone(profile), context, clock };
-    let prepared = if work.length.is_long {
-        Box::pin(prepare_long(worker, work, work)).await?
+    let prepared = if body.length.is_long {
+        Box::pin(prepare_long(worker, body, work)).await?
     } else {
         let _running = running(&PREPARE);
         work.run()?
@@ -96,7 +96,7 @@ impl Preparation {
 /// Prepares a request with a long body in the pool, within the limits of its model.
 async fn prepare_long(
     worker: &Arc<Worker>,
-    work: &BodyWork<'_>,
+    body: &BodyWork<'_>,
     mut work: Preparation,
 ) -> Result<Prepared, ErrorResponse> {
     let gateway = &worker.gateway;
@@ -104,11 +104,11 @@ async fn prepare_long(
     let context_limit = gateway.snapshot().context_limit(&work.context.request().model.base);
     let tokens = context_limit.map_or(limits.prompt_tokens, |limit| limit.tokens);
     work.context.set_encode_limits(EncodeLimits { tokens, unsplit_bytes: UNSPLIT_BYTES });
-    let prepared = match gateway.pool.turn_in_time(work, limits.waiting_bytes).await {
+    let prepared = match gateway.pool.turn_in_time(body, limits.waiting_bytes).await {
         Ok(turn) => {
-            let bytes = work.length.bytes;
+            let bytes = body.length.bytes;
             let job = gateway.pool.start(turn, &PREPARE, bytes, move || work.run());
-            job.result_by(work.deadline).await??
+            job.result_by(body.deadline).await??
         }
         Err(PoolError::Closed) => return Err(PoolError::Closed.into()),
         Err(error @ (PoolError::QueueFull | PoolError::Timeout)) => {
@@ -119,7 +119,7 @@ async fn prepare_long(
         }
     };
     if let Some(reason) = prepared.context.untokenized() {
-        report(worker, &prepared.context, work, reason);
+        report(worker, &prepared.context, body, reason);
         if let (Untokenized::TooLong, Some(limit)) = (reason, context_limit) {
             refuse_by_configuration(&prepared.context, limit)?;
         }
@@ -145,7 +145,7 @@ fn refuse_by_configuration(
     Err(Rejection::refused(400, reason).into())
 }
 
-fn report(worker: &Worker, context: &RoutingContext, work: &BodyWork<'_>, reason: Untokenized) {
+fn report(worker: &Worker, context: &RoutingContext, body: &BodyWork<'_>, reason: Untokenized) {
     if let Some(metrics) = worker.gateway.metrics() {
         metrics.untokenized(reason);
     }
@@ -157,7 +157,7 @@ fn report(worker: &Worker, context: &RoutingContext, work: &BodyWork<'_>, reason
             reason = reason.word(),
             model = is_known.then(|| tracing::field::display(model)),
             tenant = request.tenant.as_ref().map(tracing::field::display),
-            bytes = work.length.bytes,
+            bytes = body.length.bytes,
             "prompt not tokenized: routed by load, without a prediction (one line per minute)"
         );
     }
