@@ -269,6 +269,7 @@ def flood(lab):
     bystander = lab.bystander(router)
     until("the flood began", lambda: sent["batches"] > 5)
     time.sleep(4)
+    lab.check(blocks(router, "evil-0") > 0, "no block of the flood is in the index: the check is blind")
     lab.check(blocks(router, "good") == 2, f"blocks of the other pod: {blocks(router, 'good')} instead of 2")
     lab.check(router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 4096 blocks")
     bystander.report(lab, slowest=3)

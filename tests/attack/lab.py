@@ -186,16 +186,19 @@ class SimulatedEngines:
 
     def __init__(self, binary, arguments):
         self.process = Process([binary, "engine", "--port", "0", *arguments], os.devnull)
-        self.http, self.control = [], None
+        self.http, self.events, self.control = [], [], None
         while self.control is None:
             addresses = [rest.split()[0] for rest in self.process.line().split("//")[1:]]
             if len(addresses) == 1:
                 self.control = addresses[0]
             else:
-                self.http.append(addresses[0])
+                http, events, replay = addresses
+                self.http.append(http)
+                self.events.append(f"zmq://{events}?replay={replay.rsplit(':')[-1]}")
 
-    def pods(self, **more):
-        return [{"url": f"http://{address}", "model": "m", **more} for address in self.http]
+    def pods(self):
+        """They as pods that publish their events."""
+        return [{"url": f"http://{http}", "model": "m", "events": [events]} for http, events in zip(self.http, self.events)]
 
     def end(self):
         self.process.end()
@@ -204,11 +207,12 @@ class SimulatedEngines:
 class Router:
     """`wornpath serve` with a configuration of its own."""
 
-    def __init__(self, binary, folder, config, admin=True, files=None, arguments=(), descriptors=None):
+    def __init__(self, binary, folder, config, admin=True, files=None, arguments=(), shell=""):
         self.binary, self.folder, self.arguments = binary, folder, list(arguments)
         self.file, self.log_file = folder / "wornpath.yaml", folder / "log"
-        self.admin, self.descriptors = None, descriptors
-        self.has_admin = admin
+        self.admin, self.has_admin = None, admin
+        # Commands that set limits of the process before it starts, such as `ulimit -n 256`.
+        self.shell = shell
         for name, text in (files or {}).items():
             path = folder / name
             path.write_text(text)
@@ -227,8 +231,8 @@ class Router:
         if self.has_admin:
             command += ["--admin", "127.0.0.1:0"]
         before = self.log().count("pod up")
-        if self.descriptors:
-            command = ["sh", "-c", f'ulimit -n {self.descriptors} && exec "$@"', "sh", *command]
+        if self.shell:
+            command = ["sh", "-c", f'{self.shell} && exec "$@"', "sh", *command]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WORNPATH_")}
         self.process = Process(command, self.log_file, env=environment, cwd=self.folder)
         try:

@@ -160,7 +160,7 @@ class Engine:
 
     def __init__(self, answer=None):
         self.answer = answer or (lambda received: respond(COMPLETION))
-        self.requests, self.strays, self._open = [], [], set()
+        self.requests, self.strays, self.open_connections = [], [], set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
         self._is_over = False
@@ -175,7 +175,7 @@ class Engine:
                 stream, _ = self._listener.accept()
             except OSError:
                 return
-            self._open.add(stream)
+            self.open_connections.add(stream)
             threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream):
@@ -186,7 +186,7 @@ class Engine:
         except (OSError, ValueError) as error:
             self.strays.append(repr(error))
         finally:
-            self._open.discard(stream)
+            self.open_connections.discard(stream)
             try:
                 # Waking whoever reads, which closing alone does not while `reader` is open.
                 stream.shutdown(socket.SHUT_RDWR)
@@ -220,7 +220,7 @@ class Engine:
 
     def end(self):
         self._is_over = True
-        for stream in [self._listener, *self._open]:
+        for stream in [self._listener, *self.open_connections]:
             try:
                 stream.shutdown(socket.SHUT_RDWR)
             except OSError:
