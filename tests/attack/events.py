@@ -171,7 +171,7 @@ def publishing_router(lab, *talks, **more):
     return evil, lab.serve(config, pods=len(pods))
 
 
-@attack("4,000 seeded mutations of batches and frames from an engine")
+@attack("3,000 seeded mutations of batches, and streams of frames with a broken one")
 def frames(lab):
     seeded = random.Random(SEED)
     sent = {"batches": 0, "streams": 0}
@@ -186,18 +186,17 @@ def frames(lab):
             sent["batches"] += 1
         stream.recv(1)
 
-    def mutate_streams(stream):
-        # Each connection has a few broken frames, until the router closes it and connects again.
-        for _ in range(50):
-            if sent["streams"] >= 1000:
-                stream.recv(1)
-                return
-            stream.sendall(mutated(seeded, zeromq.numbered(sent["streams"], payloads[0])))
-            sent["streams"] += 1
+    def mutate_frames(stream):
+        # One broken frame among good ones: the router closes the connection, and connects again after a while.
+        good = [zeromq.numbered(number, payloads[0]) for number in range(20)]
+        good[seeded.randrange(20)] = mutated(seeded, good[0])
+        sent["streams"] += 1
+        stream.sendall(b"".join(good))
+        stream.recv(1)
 
-    _, router = publishing_router(lab, mutate_batches, mutate_streams)
+    _, router = publishing_router(lab, mutate_batches, *[mutate_frames] * 16)
     bystander = lab.bystander(router)
-    until("all of them are sent", lambda: sent["batches"] >= 3000 and sent["streams"] >= 1000, 20)
+    until("all of them are sent", lambda: sent["batches"] >= 3000 and sent["streams"] >= 40, 20)
     until("the other pod's events are applied", lambda: blocks(router, "good") == 2)
     for _ in range(sent["batches"] + sent["streams"]):
         lab.check(router.process.is_alive(), f"the router has ended (seed {SEED})")
@@ -258,9 +257,9 @@ def flood(lab):
         started = time.monotonic()
         while time.monotonic() - started < 4:
             number = sent["batches"]
-            hashes = [number * 4096 + at + 1 for at in range(4096)]
-            ids = [number * 31 + at for at in range(4096)]
-            event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "token_ids": ids, "block_size": 1}
+            hashes = range(number * 1024 + 1, number * 1024 + 1025)
+            # The first token is this batch's own, and so is every block behind it.
+            event = zeromq.stored(hashes, range(number, number + 16 * 1024))
             stream.sendall(zeromq.numbered(number, zeromq.batch(event), topic=b"kv@good@m"))
             sent["batches"] += 1
         stream.recv(1)
@@ -271,5 +270,5 @@ def flood(lab):
     time.sleep(4)
     lab.check(blocks(router, "evil-0") > 0, "no block of the flood is in the index: the check is blind")
     lab.check(blocks(router, "good") == 2, f"blocks of the other pod: {blocks(router, 'good')} instead of 2")
-    lab.check(router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 4096 blocks")
+    lab.check(router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 1024 blocks")
     bystander.report(lab, slowest=3)

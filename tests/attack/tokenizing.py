@@ -34,7 +34,7 @@ class Neighbour:
         self.lab.check(answer.status == 200, f"tenant B got {answer.status} {answer.text[:100]}")
         return time.monotonic() - started
 
-    def beside(self, name, path, make, seconds=4):
+    def beside(self, name, path, make, seconds=3):
         """Times prompts while tenant A sends, until that is over or the seconds have passed."""
         attack = threading.Thread(target=burst, args=(self.router, path, make), daemon=True)
         attack.start()
@@ -94,9 +94,9 @@ def other_kinds(lab):
             message = {"role": "user", "content": f"{number}{text}"}
             return {"model": "m", "messages": [message], "max_tokens": 1}
 
-        neighbour.beside(f"a chat of {name}", "/v1/chat/completions", make, 1.5)
+        neighbour.beside(f"a chat of {name}", "/v1/chat/completions", make, 1)
     many = {"model": "m", "prompt": ["x"] * 200_000, "max_tokens": 1}
-    neighbour.beside("200,000 prompts in one request", "/v1/completions", lambda _: many, 1.5)
+    neighbour.beside("200,000 prompts in one request", "/v1/completions", lambda _: many, 1)
     lab.check(router.memory("VmHWM") < 1500, f"{router.memory('VmHWM'):.0f} MiB")
 
 

@@ -37,7 +37,11 @@ def pack(value):
         return b"\xdb" + struct.pack(">I", len(value.encode())) + value.encode()
     if isinstance(value, dict):
         return b"\xdf" + struct.pack(">I", len(value)) + b"".join(pack(key) + pack(item) for key, item in value.items())
-    return b"\xdd" + struct.pack(">I", len(value)) + b"".join(pack(item) for item in value)
+    head = b"\xdd" + struct.pack(">I", len(value))
+    if isinstance(value, range):
+        # Many numbers at once.
+        return head + struct.pack(">" + "BI" * len(value), *(part for number in value for part in (0xCE, number)))
+    return head + b"".join(pack(item) for item in value)
 
 
 def stored(hashes, tokens, parent=None, block_size=16):
