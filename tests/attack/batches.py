@@ -5,9 +5,13 @@ import time
 
 import isolation
 from lab import attack, bearer, in_parallel, tenants, until
-from wire import COMPLETION, Engine, ask, connect, read_answer, respond
+from wire import COMPLETION, Engine, ask, connect, post_head, read_answer, respond
 
-CHAT = {**COMPLETION, "object": "chat.completion", "choices": [{"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}]}
+CHAT = {
+    **COMPLETION,
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}],
+}
 
 
 def line(number, **body):
@@ -17,7 +21,8 @@ def line(number, **body):
 
 def form(lines, purpose="batch", name="in.jsonl"):
     text = lines if isinstance(lines, bytes) else "\n".join(json.dumps(one) for one in lines).encode()
-    head = f'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n--b\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    part = "--b\r\ncontent-disposition: form-data; name="
+    head = f'{part}"purpose"\r\n\r\n{purpose}\r\n{part}"file"; filename="{name}"\r\n\r\n'
     return head.encode() + text + b"\r\n--b--\r\n"
 
 
@@ -96,8 +101,13 @@ def other_tenants(lab):
     ]
     for method, path in theirs:
         answer = service.call("b", method, path)
-        reveals = any(word in answer.body for word in (b"Question", b"in.jsonl", b"word", b'"status"', b"input_file_id"))
-        lab.check(not reveals and answer.status in (200, 400, 404) and (answer.status != 200 or "?" in path), f"{method} {path} gave {answer.status} {answer.text[:80]}")
+        reveals = any(
+            word in answer.body for word in (b"Question", b"in.jsonl", b"word", b'"status"', b"input_file_id")
+        )
+        lab.check(
+            not reveals and answer.status in (200, 400, 404) and (answer.status != 200 or "?" in path),
+            f"{method} {path} gave {answer.status} {answer.text[:80]}",
+        )
         lab.check(service.call("c", method, path).status == 401, f"{method} {path} without a key")
     lab.check(service.create("b", file).status in (400, 404), "a batch of another tenant's file was made")
     lab.check(service.create("b", output).status in (400, 404), "a batch of another tenant's results was made")
@@ -107,7 +117,25 @@ def other_tenants(lab):
     lab.check(content.status == 200 and len(content.text.splitlines()) == 2, "the tenant does not get its own results")
 
 
-IDS = ["..", ".", "../journal", "..%2fjournal", "%2e%2e%2fjournal", "..%5cjournal", "/etc/passwd", "%00", "file-%00", "journal", "x" * 5000, "%ff", "*", "file-1;rm", "\xe9", "file-..", "a%20b"]
+IDS = [
+    "..",
+    ".",
+    "../journal",
+    "..%2fjournal",
+    "%2e%2e%2fjournal",
+    "..%5cjournal",
+    "/etc/passwd",
+    "%00",
+    "file-%00",
+    "journal",
+    "x" * 5000,
+    "%ff",
+    "*",
+    "file-1;rm",
+    "\xe9",
+    "file-..",
+    "a%20b",
+]
 
 
 @attack("ids that are paths")
@@ -116,10 +144,22 @@ def ids(lab):
     file = service.upload("a", [line(0)])
     stored = sorted(path.name for path in (service.router.folder / "batches").rglob("*"))
     for one in IDS:
-        for method, path in [("GET", f"/v1/files/{one}"), ("GET", f"/v1/files/{one}/content"), ("DELETE", f"/v1/files/{one}"), ("GET", f"/v1/batches/{one}"), ("GET", f"/v1/batches/{one}/results"), ("POST", f"/v1/batches/{one}/cancel")]:
+        for method, path in [
+            ("GET", f"/v1/files/{one}"),
+            ("GET", f"/v1/files/{one}/content"),
+            ("DELETE", f"/v1/files/{one}"),
+            ("GET", f"/v1/batches/{one}"),
+            ("GET", f"/v1/batches/{one}/results"),
+            ("POST", f"/v1/batches/{one}/cancel"),
+        ]:
             answer = service.call("a", method, path)
-            lab.check(answer.status in (400, 404) and b"root:" not in answer.body, f"{method} {path[:60]} gave {answer.status} {answer.text[:60]}")
-            lab.check(str(service.router.folder) not in answer.text, f"{method} {path[:60]} names a folder of the machine")
+            lab.check(
+                answer.status in (400, 404) and b"root:" not in answer.body,
+                f"{method} {path[:60]} gave {answer.status} {answer.text[:60]}",
+            )
+            lab.check(
+                str(service.router.folder) not in answer.text, f"{method} {path[:60]} names a folder of the machine"
+            )
         answer = service.create("a", one)
         lab.check(answer.status in (400, 404), f"a batch of {one[:20]!r} gave {answer.status}")
     now = sorted(path.name for path in (service.router.folder / "batches").rglob("*"))
@@ -141,7 +181,10 @@ def odd_forms():
     yield "a long field", part + b'purpose"\r\n\r\n' + b"x" * 1_000_000 + b"\r\n--b--\r\n"
     yield "two files", batch + (part + b'file"; filename="f"\r\n\r\n{}\r\n') * 2 + b"--b--\r\n"
     yield "boundaries in boundaries", b"--b\r\n" * 50_000
-    yield "another purpose", part + b'purpose"\r\n\r\nassistants\r\n' + part + b'file"; filename="f"\r\n\r\nx\r\n--b--\r\n'
+    yield (
+        "another purpose",
+        part + b'purpose"\r\n\r\nassistants\r\n' + part + b'file"; filename="f"\r\n\r\nx\r\n--b--\r\n',
+    )
     yield "NUL", batch + part + b'file\0"; filename="f"\r\n\r\nx\r\n--b--\r\n'
 
 
@@ -151,7 +194,14 @@ def forms(lab):
     for name, body in odd_forms():
         answer = service.call("a", "POST", "/v1/files", body, FORM)
         lab.check(answer.status in (200, 400, 413), f"{name} gave {answer.status}")
-    for kind in ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=" + "x" * 10_000, "application/json", "multipart/mixed; boundary=b", ""]:
+    for kind in [
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/form-data; boundary=" + "x" * 10_000,
+        "application/json",
+        "multipart/mixed; boundary=b",
+        "",
+    ]:
         answer = service.call("a", "POST", "/v1/files", form([line(0)]), {"content-type": kind})
         lab.check(answer.status == 400, f"the type {kind[:40]!r} gave {answer.status}")
     for name in ["../../evil", "/tmp/evil", "..\\evil", "a\x01b", "x" * 5000, "%2e%2e%2fevil", "\u202egpj.exe"]:
@@ -161,14 +211,27 @@ def forms(lab):
     lab.check(not outside, f"an upload has chosen its place: {outside}")
     answer = service.call("a", "POST", "/v1/files", form(b"x" * (5 << 20)), FORM)
     lab.check(answer.status == 413, f"5 MiB of at most 4 gave {answer.status}")
-    partial = [path.name for path in (service.router.folder / "batches").rglob("*") if "tmp" in path.name or "part" in path.name]
+    partial = [
+        path.name
+        for path in (service.router.folder / "batches").rglob("*")
+        if "tmp" in path.name or "part" in path.name
+    ]
     lab.check(not partial, f"refused uploads left {partial}")
     lab.check(service.router.is_serving(bearer("b")) and service.router.memory("VmHWM") < 400, "the router is not well")
 
 
 def odd_lines():
     """Inputs that must fail as a whole, or whose lines must not reach an engine."""
-    for url in ("/sleep", "/v1/load_lora_adapter", "http://evil.example/v1/chat/completions", "/v1/../sleep", "/v1/files", "//x", "", "/v1/chat/completions?x=1"):
+    for url in (
+        "/sleep",
+        "/v1/load_lora_adapter",
+        "http://evil.example/v1/chat/completions",
+        "/v1/../sleep",
+        "/v1/files",
+        "//x",
+        "",
+        "/v1/chat/completions?x=1",
+    ):
         yield f"the url {url}", [{**line(0), "url": url}]
     yield "the method DELETE", [{**line(0), "method": "DELETE"}]
     yield "an id twice", [line(0), line(0)]
@@ -194,7 +257,10 @@ def lines(lab):
         except (RuntimeError, KeyError) as error:
             lab.check("400" in str(error) or "id" in str(error), f"{name}: {error}")
             continue
-        lab.check(ended["status"] == "failed" and len(service.engine.requests) == before, f"{name}: {ended['status']}, {len(service.engine.requests) - before} requests")
+        lab.check(
+            ended["status"] == "failed" and len(service.engine.requests) == before,
+            f"{name}: {ended['status']}, {len(service.engine.requests) - before} requests",
+        )
     ended = service.finished("a", [line(0)])
     lab.check(ended["status"] == "completed", f"a plain line: {ended['status']}: the check is blind")
 
@@ -207,7 +273,10 @@ def isolated_lines(lab):
     bad = [line(number, **{field: {"a": 1}}) for number, field in enumerate(refused)]
     bad += [line(1000 + number, vllm_xargs={field: "x"}) for number, field in enumerate(refused)]
     ended = service.finished("a", bad)
-    lab.check(not service.engine.requests, f"lines reached the engine: {[request.body[:200] for request in service.engine.requests[:2]]}")
+    lab.check(
+        not service.engine.requests,
+        f"lines reached the engine: {[request.body[:200] for request in service.engine.requests[:2]]}",
+    )
     lab.check(ended["request_counts"]["completed"] == 0, f"{ended['request_counts']}")
     for _ in bad:
         lab.check(True, "")
@@ -220,7 +289,10 @@ def isolated_lines(lab):
     for request in service.engine.requests:
         body = request.json()
         salts.add(body.get("cache_salt"))
-        lab.check(b"theirs" not in request.body and "kv_cache_report_mode" not in body, f"reached the engine: {request.body[:300]!r}")
+        lab.check(
+            b"theirs" not in request.body and "kv_cache_report_mode" not in body,
+            f"reached the engine: {request.body[:300]!r}",
+        )
         lab.check(body.get("priority") in (None, 0), f"priority {body.get('priority')} reached the engine")
     lab.check(len(salts) == 2 and None not in salts, f"salts of two tenants: {salts}")
 
@@ -240,7 +312,11 @@ WINDOWS = ["", "h", "0h", "-1h", "1w", "99999999999999999999d", "24", "1h" * 500
 
 @attack("metadata, windows and expiries beyond the limits, and more than the quotas")
 def quotas(lab):
-    service = Service(lab, batch={"quota_bytes": "1MiB", "quota_batches": 3, "quota_entries": "32KiB"}, answer=lambda received: lambda stream: time.sleep(8))
+    service = Service(
+        lab,
+        batch={"quota_bytes": "1MiB", "quota_batches": 3, "quota_entries": "32KiB"},
+        answer=lambda received: lambda stream: time.sleep(8),
+    )
     file = service.upload("a", [line(0)])
     for metadata in METADATA:
         answer = service.create("a", file, metadata=metadata)
@@ -248,7 +324,13 @@ def quotas(lab):
     for window in WINDOWS:
         answer = service.create("a", file, completion_window=window)
         lab.check(answer.status == 400, f"the window {window[:20]!r} gave {answer.status}")
-    for expiry in ({"anchor": "x", "seconds": 1}, {"anchor": "created_at", "seconds": -1}, {"anchor": "created_at", "seconds": 1e300}, "1", 5):
+    for expiry in (
+        {"anchor": "x", "seconds": 1},
+        {"anchor": "created_at", "seconds": -1},
+        {"anchor": "created_at", "seconds": 1e300},
+        "1",
+        5,
+    ):
         answer = service.create("a", file, output_expires_after=expiry)
         lab.check(answer.status == 400, f"the expiry {expiry} gave {answer.status}")
     big = form(b"x" * (700 << 10))
@@ -258,7 +340,10 @@ def quotas(lab):
     lab.check(statuses == [200, 200, 200, 429, 429], f"batches beyond the quota gave {statuses}")
     statuses = [service.call("b", "POST", "/v1/files", form([line(0)]), FORM).status for _ in range(200)]
     lab.check(statuses[0] == 200 and statuses[-1] == 403, f"entries without end gave {statuses[0]} to {statuses[-1]}")
-    lab.check((service.router.folder / "batches/journal").stat().st_size < 300_000, "the journal grew beyond the quota of entries")
+    lab.check(
+        (service.router.folder / "batches/journal").stat().st_size < 300_000,
+        "the journal grew beyond the quota of entries",
+    )
 
 
 @attack("uploads that stall or trickle, and many at once")
@@ -268,8 +353,7 @@ def stalled_uploads(lab):
 
     def begin(tenant):
         stream = connect(service.router.address)
-        head = f"POST /v1/files HTTP/1.1\r\nhost: h\r\nauthorization: Bearer key-{tenant}\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 1000000\r\n\r\n"
-        stream.sendall(head.encode() + start)
+        stream.sendall(post_head("/v1/files", 1_000_000, {**bearer(tenant), **FORM}) + start)
         return stream
 
     streams = in_parallel(lambda _: begin("a"), range(200))

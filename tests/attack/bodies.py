@@ -2,16 +2,15 @@
 
 import time
 
-from lab import attack, bearer, in_parallel, tenants, until
-from wire import Engine, connect, exchange, read_answer
+from lab import TINY_TOKENIZER, attack, bearer, in_parallel, tenants, until
+from wire import Engine, connect, exchange, post_head, read_answer
 
 MIB = 1 << 20
 
 
-def head(length, key="", path="/v1/completions", more=""):
-    """The head of a request with a body of this length."""
-    key = f"authorization: Bearer {key}\r\n" if key else ""
-    return f"POST {path} HTTP/1.1\r\nhost: h\r\n{key}{more}content-type: application/json\r\ncontent-length: {length}\r\n\r\n".encode()
+def head(length, key="", path="/v1/completions"):
+    """The head of a request with a body of this length, by a tenant."""
+    return post_head(path, length, {"authorization": f"Bearer {key}"} if key else {})
 
 
 def status_of(stream):
@@ -45,10 +44,21 @@ def too_long(lab):
 def encoded(lab):
     engine = lab.own(Engine())
     router = lab.serve({"pods": [engine.pod()]})
-    for coding in ("gzip", "br", "zstd", "deflate", "compress", "GZIP", "identity, gzip", "gzip, identity", "x-gzip", "aes128gcm"):
+    for coding in (
+        "gzip",
+        "br",
+        "zstd",
+        "deflate",
+        "compress",
+        "GZIP",
+        "identity, gzip",
+        "gzip, identity",
+        "x-gzip",
+        "aes128gcm",
+    ):
         answer = router.post(headers={"content-encoding": coding})
         lab.check(answer.status == 415, f"{coding} gave {answer.status}")
-    twice = head(2, more="content-encoding: identity\r\ncontent-encoding: gzip\r\n") + b"{}"
+    twice = post_head("/v1/completions", 2, {"content-encoding": "identity", "Content-Encoding": "gzip"}) + b"{}"
     lab.check(b" 415 " in exchange(router.address, twice)[:20], "the second of two encodings is not seen")
     lab.check(not engine.requests, "an encoded body reached the engine")
 
@@ -84,14 +94,68 @@ def nested(lab):
         answers = in_parallel(lambda body, path=path: router.post(path, body), broken)
         for body, answer in zip(broken, answers):
             lab.check(answer.status == 400, f"{path} with {body[:40]!r}… ({len(body)} bytes) gave {answer.status}")
-    lab.check(not engine.requests, f"broken JSON reached the engine: {[request.body[:40] for request in engine.requests[:3]]}")
+    lab.check(
+        not engine.requests, f"broken JSON reached the engine: {[request.body[:40] for request in engine.requests[:3]]}"
+    )
     lab.check(router.is_serving(), "refusals of bad requests have opened a breaker")
     long_number = b'{"model":"m","prompt":"a","x":' + b"9" * 500_000 + b"}"
     many_names = b'{"model":"m","prompt":"a"' + b"".join(b',"%d":1' % number for number in range(200_000)) + b"}"
     for body in (long_number, many_names):
         started = time.monotonic()
         answer = router.post(body=body)
-        lab.check(answer.status in (200, 400) and time.monotonic() - started < 5, f"{body[:40]!r}… took {time.monotonic() - started:.1f} s")
+        lab.check(
+            answer.status in (200, 400) and time.monotonic() - started < 5,
+            f"{body[:40]!r}… took {time.monotonic() - started:.1f} s",
+        )
+
+
+# Chats that a template may not be able to render.
+ODD_CHATS = [
+    {"messages": []},
+    {"messages": None},
+    {"messages": "text"},
+    {"messages": [1]},
+    {"messages": [{}]},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": 5, "content": {"a": 1}}]},
+    {"messages": [{"role": "{{ 7 * 7 }}", "content": "{% for x in range(10**9) %}x{% endfor %}"}]},
+    {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ self.__init__.__globals__ }}"},
+    {"messages": [{"role": "user", "content": "a"}], "chat_template": "{% include '/etc/passwd' %}"},
+    {"messages": [{"role": "user", "content": "a"}], "chat_template": "{% for x in range(1000000000) %}{% endfor %}"},
+    {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 'x' * 10000000000 }}"},
+    {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ raise_exception('x' * 100000) }}"},
+    {
+        "messages": [{"role": "user", "content": "a"}],
+        "chat_template": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    },
+    {
+        "messages": [{"role": "user", "content": "a"}],
+        "chat_template_kwargs": {"messages": "x", "add_generation_prompt": [1]},
+    },
+    {"messages": [{"role": "user", "content": "a"}], "tools": "x"},
+    {"messages": [{"role": "user", "content": "a"}] * 20_000},
+]
+
+
+@attack("chats and templates that cannot be rendered, and errors that name files of the machine")
+def templates(lab):
+    engine = lab.own(Engine())
+    models = [{"name": "m", "tokenizer": str(TINY_TOKENIZER), "block_size": 16}]
+    router = lab.serve({"pods": [engine.pod()], "models": models})
+    bystander = lab.bystander(router)
+    for chat in ODD_CHATS:
+        started = time.monotonic()
+        answer = router.post("/v1/chat/completions", {"model": "m", **chat})
+        took = time.monotonic() - started
+        lab.check(
+            answer.status in (200, 400) and took < 3, f"{str(chat)[:120]} gave {answer.status} after {took:.1f} s"
+        )
+        named = [
+            word for word in (str(TINY_TOKENIZER), str(router.folder), "/src/", ".rs:", "root:") if word in answer.text
+        ]
+        lab.check(not named, f"{str(chat)[:120]}: the error names {named}")
+    lab.check(router.memory("VmHWM") < 400, f"{router.memory('VmHWM'):.0f} MiB")
+    bystander.report(lab, slowest=3, least=5)
 
 
 @attack("stalled bodies: 80 connections with 15.9 of 16 MiB sent, and many with only a head", alone=True)
@@ -162,7 +226,10 @@ def slow(lab):
     results = in_parallel(lambda case: trickle(case[1], case[2]), cases)
     for (name, _, _, expected), (status, took) in zip(cases, results):
         lab.check(status in expected and took < 8, f"{name} gave {status} after {took:.1f} s")
-    lab.check(not engine.requests or all(b"question" in request.body for request in engine.requests), "a part of a body reached the engine")
+    lab.check(
+        not engine.requests or all(b"question" in request.body for request in engine.requests),
+        "a part of a body reached the engine",
+    )
     bystander.report(lab, slowest=3)
 
 
@@ -171,7 +238,9 @@ def before_reading(lab):
     def hang(stream):
         time.sleep(15)
 
-    engine = lab.own(Engine(lambda received: hang if b"hang" in received.body else b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"))
+    engine = lab.own(
+        Engine(lambda received: hang if b"hang" in received.body else b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    )
     router = lab.serve({"pods": [engine.pod()], "tenants": tenants("a", quota=1) + tenants("b")})
     first = connect(router.address)
     body = b'{"model":"m","prompt":"hang"}'
@@ -188,6 +257,8 @@ def before_reading(lab):
             with connect(router.address, timeout=5) as stream:
                 stream.sendall(head(length, key, path))
                 status = status_of(stream)
-                lab.check(status == expected, f"{name}, {length} bytes: {status} instead of {expected} before the body came")
+                lab.check(
+                    status == expected, f"{name}, {length} bytes: {status} instead of {expected} before the body came"
+                )
     lab.check(router.is_serving(bearer("b")), "another tenant is not served")
     first.close()

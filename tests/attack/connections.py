@@ -5,7 +5,7 @@ import struct
 import time
 
 from lab import attack, bearer, in_parallel, tenants, until
-from wire import Engine, connect, respond
+from wire import Engine, connect, post_head, respond
 
 
 @attack("more idle connections than the process has descriptors")
@@ -33,7 +33,13 @@ def churn(lab):
     engine = lab.own(Engine())
     router = lab.serve({"pods": [engine.pod()]})
     bystander = lab.bystander(router)
-    starts = [b"", b"\x16\x03\x01\x02\x00", b"GET ", b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 30\r\n\r\n{", b'POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 25\r\n\r\n{"model":"m","prompt":"a"}']
+    starts = [
+        b"",
+        b"\x16\x03\x01\x02\x00",
+        b"GET ",
+        post_head("/v1/completions", 30) + b"{",
+        post_head("/v1/completions", 26) + b'{"model":"m","prompt":"a"}',
+    ]
 
     def one(number):
         stream = connect(router.address)
@@ -64,7 +70,7 @@ def unread(lab):
     streams = []
     for _ in range(100):
         stream = connect(router.address)
-        stream.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer key-a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        stream.sendall(post_head("/v1/completions", len(body), bearer("a")) + body)
         streams.append(stream)
     until("the engine has all", lambda: sum(b"long" in request.body for request in engine.requests) == 100)
     time.sleep(1)
@@ -89,7 +95,7 @@ def gone(lab):
 
     def ask_and_leave(_):
         stream = connect(router.address)
-        stream.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer key-a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        stream.sendall(post_head("/v1/completions", len(body), bearer("a")) + body)
         return stream
 
     for _ in range(3):
@@ -97,5 +103,9 @@ def gone(lab):
         time.sleep(0.2)
         for stream in streams:
             stream.close()
-        until("the calls are cancelled and the quota is free", lambda: len(engine.open_connections) < 20 and router.post(headers=bearer("a")).status == 200, 10)
+        until(
+            "the calls are cancelled and the quota is free",
+            lambda: len(engine.open_connections) < 20 and router.post(headers=bearer("a")).status == 200,
+            10,
+        )
         lab.check(router.is_serving(bearer("b")), "another tenant is not served")

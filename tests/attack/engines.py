@@ -4,7 +4,7 @@ import threading
 import time
 
 from lab import attack, in_parallel
-from wire import COMPLETION, Engine, connect, read_body, read_head, respond
+from wire import COMPLETION, Engine, connect, post_head, read_body, read_head, respond
 
 TIMEOUTS = {"first_byte": "2s", "unstreamed": "2s", "between_bytes": "1s", "total": "3s", "connect": "1s"}
 
@@ -18,9 +18,9 @@ def hostile(lab, answer, **more):
 FOR_BROWSERS = [
     "set-cookie: a=b",
     "Set-Cookie: c=d; Path=/",
-    "alt-svc: h3=\":443\"",
+    'alt-svc: h3=":443"',
     "strict-transport-security: max-age=1",
-    "clear-site-data: \"*\"",
+    'clear-site-data: "*"',
     "access-control-allow-origin: *",
     "access-control-allow-credentials: true",
     "access-control-expose-headers: x",
@@ -47,12 +47,12 @@ def headers(lab):
             engine.answer = lambda received, status=status: respond(COMPLETION, f"{status} X", head["text"])
             answer = router.post()
             name = line.split(":")[0].lower()
-            found = [value for known, value in answer.headers if known == name and not (name == "connection" and value == "close")]
+            found = [
+                value
+                for known, value in answer.headers
+                if known == name and not (name == "connection" and value == "close")
+            ]
             lab.check(not found and answer.status != 0, f"{line} with {status} reached the client: {found}")
-
-
-def raw(text):
-    return lambda received: text.encode("latin-1")
 
 
 # Answers that no client may get as a good one: the status must not be 200, or the body must end as broken.
@@ -85,25 +85,35 @@ MALFORMED = [
 
 @attack("lengths twice or as lists, broken chunks and heads that are none")
 def malformed(lab):
-    bad = [lab.own(Engine(lambda received, text=text: lambda stream: stream.sendall(text.encode("latin-1")))) for text in MALFORMED]
+    bad = [
+        lab.own(Engine(lambda received, text=text: lambda stream: stream.sendall(text.encode("latin-1"))))
+        for text in MALFORMED
+    ]
     pods = [engine.pod(name=f"pod-{number}", model=f"model-{number}") for number, engine in enumerate(bad)]
     router = lab.serve({"pods": pods, "timeouts": TIMEOUTS}, pods=len(pods))
-    answers = in_parallel(lambda number: router.post(body={"model": f"model-{number}", "prompt": "a"}), range(len(pods)))
+    answers = in_parallel(
+        lambda number: router.post(body={"model": f"model-{number}", "prompt": "a"}), range(len(pods))
+    )
     for text, answer in zip(MALFORMED, answers):
         held = answer.status in (0, 502, 504) or answer.status == 200 and not answer.is_whole
         lab.check(held, f"{text[:80]!r} gave {answer.status} {answer.text[:60]!r}")
-        lab.check(len([1 for name, _ in answer.headers if name == "content-length"]) <= 1, f"{text[:80]!r}: two lengths reached the client")
+        lab.check(
+            len([1 for name, _ in answer.headers if name == "content-length"]) <= 1,
+            f"{text[:80]!r}: two lengths reached the client",
+        )
     lab.check(all(engine.requests for engine in bad), "an engine was not called: the check is blind")
 
 
 # Answers with a second one behind, which the next request on the connection would get.
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+EVIL = b'HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{"evil"}'
 DOUBLED = [
-    b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"evil\"}",
-    b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"evil\"}",
-    b"HTTP/1.1 304 Not Modified\r\ncontent-length: 50\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"evil\"}",
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"evil\"}",
-    b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
-    b"HTTP/1.1 103 Early Hints\r\nlink: <x>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+    OK + EVIL,
+    b"HTTP/1.1 204 No Content\r\n\r\n" + EVIL,
+    b"HTTP/1.1 304 Not Modified\r\ncontent-length: 50\r\n\r\n" + EVIL,
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + EVIL,
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + OK,
+    b"HTTP/1.1 103 Early Hints\r\nlink: <x>\r\n\r\n" + OK,
 ]
 
 
@@ -112,7 +122,7 @@ def doubled(lab):
     engine, router = hostile(lab, None, timeouts=TIMEOUTS, breaker={"failures": 1000})
     for text in DOUBLED:
         for _ in range(3):
-            engine.answer = raw(text.decode())
+            engine.answer = lambda received, text=text: text
             router.post(body={"model": "m", "prompt": "first"})
             engine.answer = lambda received: respond({"for": received.json()["prompt"]})
             for number in range(3):
@@ -167,7 +177,8 @@ def without_end(lab):
     bad = {name: lab.own(Engine(lambda received, send=send: send)) for name, send in ENDLESS.items()}
     good = lab.own(Engine())
     config = {
-        "pods": [good.pod(name="good", model="good")] + [engine.pod(name=name, model=name) for name, engine in bad.items()],
+        "pods": [good.pod(name="good", model="good")]
+        + [engine.pod(name=name, model=name) for name, engine in bad.items()],
         "timeouts": TIMEOUTS,
         "retries": {"share": 0, "per_second": 0},
     }
@@ -179,7 +190,7 @@ def without_end(lab):
         with connect(router.address) as stream:
             stream.settimeout(8)
             body = b'{"model":"%s","prompt":"a","stream":true}' % name.encode()
-            stream.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            stream.sendall(post_head("/v1/completions", len(body), {"connection": "close"}) + body)
             received = 0
             try:
                 while time.monotonic() - started < 12:
@@ -189,7 +200,10 @@ def without_end(lab):
                     received += len(piece)
             except OSError:
                 pass
-        lab.check(time.monotonic() - started < 7, f"{name}: lasted {time.monotonic() - started:.1f} s (total 3 s), {received} bytes")
+        lab.check(
+            time.monotonic() - started < 7,
+            f"{name}: lasted {time.monotonic() - started:.1f} s (total 3 s), {received} bytes",
+        )
 
     threads = [threading.Thread(target=send, args=(name,)) for name in ENDLESS]
     for thread in threads:
@@ -205,11 +219,21 @@ def redirects(lab):
     victim = lab.own(Engine())
     engine, router = hostile(lab, None)
     for status in ("301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"):
-        for target in (f"http://{victim.address}/secret", "//169.254.169.254/latest/meta-data/", f"http://{router.address}/v1/completions"):
-            engine.answer = lambda received, status=status, target=target: respond({}, status, f"location: {target}\r\n")
+        for target in (
+            f"http://{victim.address}/secret",
+            "//169.254.169.254/latest/meta-data/",
+            f"http://{router.address}/v1/completions",
+        ):
+            engine.answer = lambda received, status=status, target=target: respond(
+                {}, status, f"location: {target}\r\n"
+            )
             before = len(engine.requests)
             answer = router.post()
-            held = answer.status == int(status[:3]) and answer.header("location") == target and len(engine.requests) == before + 1
+            held = (
+                answer.status == int(status[:3])
+                and answer.header("location") == target
+                and len(engine.requests) == before + 1
+            )
             lab.check(held, f"{status} to {target} gave {answer.status}")
     lab.check(not victim.requests, "the router followed a redirect")
 
@@ -240,7 +264,9 @@ LIES = {
     "names of metrics": page_of({"data": [{"id": 'm"} 1\nforged{a="'}]}),
     "names that are none": page_of({"data": [{"id": 7}, {"id": None}, 5, {"id": {"a": 1}}]}),
     "a metrics page that is none": page_of(b"vllm:num_requests_running{" * 100_000),
-    "odd numbers": page_of(b"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1e308\nvllm:kv_cache_usage_perc Inf\n" * 1000),
+    "odd numbers": page_of(
+        b"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1e308\nvllm:kv_cache_usage_perc Inf\n" * 1000
+    ),
     "block sizes": page_of(b'vllm:cache_config_info{block_size="0"} 1\nvllm:cache_config_info{block_size="-16"} 1\n'),
     "endless": begun(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", BLOCK),
     "hanging": endless(b"", 0.5),
@@ -264,7 +290,10 @@ def probes(lab):
     for path in ("/metrics", "/v1/models", "/health", "/ready"):
         started = time.monotonic()
         answer = router.get(path, timeout=5)
-        lab.check(time.monotonic() - started < 3, f"{path} took {time.monotonic() - started:.1f} s (limit 3 s) beside pods that lie")
+        lab.check(
+            time.monotonic() - started < 3,
+            f"{path} took {time.monotonic() - started:.1f} s (limit 3 s) beside pods that lie",
+        )
         forged = any(line.startswith("forged") for line in answer.text.splitlines())
         lab.check(answer.status == 200 and not forged, f"{path} gave {answer.status} {answer.text[:100]!r}")
         lab.check(len(answer.body) < 20_000_000, f"{path} has {len(answer.body)} bytes")

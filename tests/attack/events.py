@@ -7,7 +7,7 @@ import time
 
 import zeromq
 from lab import attack, digest, free_port, until
-from wire import Engine, ask, connect, read_answer
+from wire import Engine, ask, connect, post_head, read_answer
 
 SEED = 20240517
 
@@ -50,9 +50,14 @@ def access(lab):
             lab.check(status == 401, f"/events/{path} with {key} gave {status}")
         for token in ("secret", "token-b"):
             status = post(address, f"/events/{path}", REPORT, authorization=f"Bearer {token}").status
-            lab.check(status in (400, 403, 404), f"/events/{path} for the pod `a` with the token `{token}` gave {status}")
+            lab.check(
+                status in (400, 403, 404), f"/events/{path} for the pod `a` with the token `{token}` gave {status}"
+            )
     lab.check(blocks(router, "a") == 0, "a report without permission was applied")
-    lab.check(post(address, "/events/stored", REPORT, authorization="Bearer token-a").status == 200, "the pod's own token is refused")
+    lab.check(
+        post(address, "/events/stored", REPORT, authorization="Bearer token-a").status == 200,
+        "the pod's own token is refused",
+    )
     until("its blocks count", lambda: blocks(router, "a") == 2)
     open_router, here = push_router(lab)
     for headers in [
@@ -101,11 +106,23 @@ def odd_reports():
     yield "/events/stored", "[" * 200_000
     yield "/events/sync", json.dumps({"pod": "a", "active": list(range(100_000))})
     yield "/events/evicted", json.dumps({"pod": "a", "evicted": list(range(100_000))})
-    yield "/events/digest", json.dumps({"pod": "a", "tiers": {str(number): {"count": huge, "xor": huge} for number in range(5000)}})
+    yield (
+        "/events/digest",
+        json.dumps({"pod": "a", "tiers": {str(number): {"count": huge, "xor": huge} for number in range(5000)}}),
+    )
     yield "/events/register", json.dumps({"pod": "a", "epoch": huge, "sequence": huge})
     yield "/events/register", json.dumps({"pod": "a" * 1_000_000})
     yield "/internal/sync", json.dumps({"worker_id": "a", "active_hashes": ["x"]})
-    for text in ("", "null", "{}", "\0", '{"pod": 1}', '{"pod": "a", "pod": "b"}', '{"pod": "a", "epoch": -1}', '{"pod": "a", "epoch": 1e400}'):
+    for text in (
+        "",
+        "null",
+        "{}",
+        "\0",
+        '{"pod": 1}',
+        '{"pod": "a", "pod": "b"}',
+        '{"pod": "a", "epoch": -1}',
+        '{"pod": "a", "epoch": 1e400}',
+    ):
         yield "/events/stored", text
 
 
@@ -120,11 +137,15 @@ def posts(lab):
         lab.check(answer.status in statuses, f"{path} with {text[:60]} gave {answer.status}")
     plain = json.dumps(REPORT).encode()
     for _ in range(1000):
-        answer = post(address, seeded.choice(["/events/stored", "/events/sync", "/events/digest", "/events/evicted", "/events/register"]), mutated(seeded, plain))
+        answer = post(
+            address,
+            seeded.choice(["/events/stored", "/events/sync", "/events/digest", "/events/evicted", "/events/register"]),
+            mutated(seeded, plain),
+        )
         lab.check(answer.status in statuses, f"a mutation (seed {SEED}) gave {answer.status}")
     for length in (33 << 20, 1 << 40):
         with connect(address, timeout=5) as stream:
-            stream.sendall(f"POST /events/sync HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n".encode())
+            stream.sendall(post_head("/events/sync", length, {"host": address}))
             try:
                 for _ in range(36):
                     stream.sendall(b" " * (1 << 20))
@@ -165,7 +186,9 @@ def publishing_router(lab, *talks, **more):
         stream.recv(1)
 
     good = lab.own(zeromq.Publisher(behave))
-    pods = [lab.own(Engine()).pod(name=f"evil-{number}", events=[f"zmq://{one.address}"]) for number, one in enumerate(evil)]
+    pods = [
+        lab.own(Engine()).pod(name=f"evil-{number}", events=[f"zmq://{one.address}"]) for number, one in enumerate(evil)
+    ]
     pods.append(lab.own(Engine()).pod(name="good", events=[f"zmq://{good.address}"]))
     config = {"models": [{"name": "m", "tokenizer": "bytes", "block_size": 16}], "pods": pods}
     return evil, lab.serve(config, pods=len(pods))
@@ -176,7 +199,13 @@ def frames(lab):
     seeded = random.Random(SEED)
     sent = {"batches": 0, "streams": 0}
     events = [zeromq.stored([5, 6, 7], list(range(48))), ["BlockRemoved", [5], "GPU"], ["AllBlocksCleared"]]
-    by_name = {"type": "BlockStored", "block_hashes": [8], "parent_block_hash": None, "token_ids": list(range(16)), "block_size": 16}
+    by_name = {
+        "type": "BlockStored",
+        "block_hashes": [8],
+        "parent_block_hash": None,
+        "token_ids": list(range(16)),
+        "block_size": 16,
+    }
     payloads = [zeromq.batch(*events), zeromq.batch(by_name), zeromq.batch(events[0], by_name, events[1])]
 
     def mutate_batches(stream):
@@ -224,7 +253,9 @@ HANDSHAKES = {
     "deep nesting": zeromq.GREETING + zeromq.ready() + zeromq.numbered(0, b"\x91" * 1_000_000),
     "a list of four billion": zeromq.GREETING + zeromq.ready() + zeromq.numbered(0, b"\xdd\xff\xff\xff\xff"),
     "a map of four billion": zeromq.GREETING + zeromq.ready() + zeromq.numbered(0, b"\x93\xc0\xdf\xff\xff\xff\xff"),
-    "text of four billion bytes": zeromq.GREETING + zeromq.ready() + zeromq.numbered(0, b"\x93\xc0\xdb\xff\xff\xff\xff"),
+    "text of four billion bytes": zeromq.GREETING
+    + zeromq.ready()
+    + zeromq.numbered(0, b"\x93\xc0\xdb\xff\xff\xff\xff"),
 }
 
 
@@ -244,9 +275,44 @@ def handshakes(lab):
     until("the other pod's events are applied", lambda: blocks(router, "good") == 2)
     for number, name in enumerate(HANDSHAKES):
         lab.check(blocks(router, f"evil-{number}") == 0, f"{name}: blocks came of it")
-        lab.check(evil[number].subscribers < 100, f"{name}: the router connected {evil[number].subscribers} times in two seconds")
+        lab.check(
+            evil[number].subscribers < 100,
+            f"{name}: the router connected {evil[number].subscribers} times in two seconds",
+        )
     lab.check(router.process.is_alive() and router.memory("VmHWM") < 500, f"{router.memory('VmHWM'):.0f} MiB")
     bystander.report(lab, slowest=3)
+
+
+@attack("reports of an earlier epoch, repeated ones, and ones that come out of order")
+def replayed(lab):
+    router, address = push_router(lab)
+
+    def report(epoch, sequence, hashes):
+        stored = {"hashes": hashes, "tokens": list(range(4 * len(hashes))), "block_size": 4}
+        return post(
+            address, "/events/stored", {"pod": "a", "epoch": epoch, "sequence": sequence, "stored": [stored]}
+        ).status
+
+    lab.check(post(address, "/events/register", {"pod": "a", "epoch": 10}).status == 200, "the pod cannot register")
+    lab.check(
+        post(address, "/events/sync", {"pod": "a", "epoch": 10, "stored": []}).status == 200, "the pod cannot sync"
+    )
+    report(10, 0, [11, 12])
+    until("its blocks count", lambda: blocks(router, "a") == 2)
+    for epoch, sequence in [(9, 0), (9, 1), (0, 0), (9, 1 << 63), (10, 0), (10, 0)]:
+        report(epoch, sequence, [90 + sequence % 7, 91, 92])
+        post(address, "/events/sync", {"pod": "a", "epoch": 9, "active": []})
+        post(address, "/events/evicted", {"pod": "a", "epoch": 9, "evicted": [11, 12]})
+    # What comes after it shows that all of that was handled.
+    tokens = list(range(100, 104))
+    last = {"pod": "a", "epoch": 10, "sequence": 1, "stored": [{"hashes": [13], "tokens": tokens, "block_size": 4}]}
+    post(address, "/events/stored", last)
+    until("the next report is applied", lambda: blocks(router, "a") != 2)
+    for _ in range(6):
+        lab.check(
+            blocks(router, "a") == 3,
+            f"{blocks(router, 'a')} blocks instead of 3: an old or repeated report was applied",
+        )
 
 
 @attack("a flood of blocks from one engine, and reports about blocks of another")
@@ -270,5 +336,7 @@ def flood(lab):
     time.sleep(4)
     lab.check(blocks(router, "evil-0") > 0, "no block of the flood is in the index: the check is blind")
     lab.check(blocks(router, "good") == 2, f"blocks of the other pod: {blocks(router, 'good')} instead of 2")
-    lab.check(router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 1024 blocks")
+    lab.check(
+        router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 1024 blocks"
+    )
     bystander.report(lab, slowest=3)

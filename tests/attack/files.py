@@ -17,7 +17,11 @@ SEED = 7
 
 def modes(folder):
     """The modes of everything below a folder."""
-    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*") if not path.is_socket()}
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+        if not path.is_socket()
+    }
 
 
 @attack("reading files of the router as another user, with a umask that allows it")
@@ -35,7 +39,9 @@ def others(lab):
     file = ask(router.address, "POST", "/v1/files", FORM, form([line(0)])).json()["id"]
     new = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = ask(router.address, "POST", "/v1/batches", {}, new).json()["id"]
-    until("the batch is done", lambda: ask(router.address, "GET", f"/v1/batches/{batch}").json()["status"] == "completed")
+    until(
+        "the batch is done", lambda: ask(router.address, "GET", f"/v1/batches/{batch}").json()["status"] == "completed"
+    )
     until("there is a checkpoint", (place / "index.checkpoint").exists)
     recording = place / "traffic.jsonl"
     lab.bystander(router)
@@ -50,14 +56,23 @@ def others(lab):
 @attack("secret files that other users can read")
 def secrets(lab):
     engine = lab.own(Engine())
-    config = {"pods": [engine.pod(engine="vllm", key_file="pod.key")], "tenants": tenants("a"), "isolation": {"secret_file": "cell.secret"}}
+    config = {
+        "pods": [engine.pod(engine="vllm", key_file="pod.key")],
+        "tenants": tenants("a"),
+        "isolation": {"secret_file": "cell.secret"},
+    }
     for mode in (0o644, 0o640, 0o604, 0o666):
         router = lab.serve(config, files={"pod.key": "key", "cell.secret": "7" * 64})
         for name in ("pod.key", "cell.secret"):
             (router.folder / name).chmod(mode)
-        checked = subprocess.run([lab.binary, "check", str(router.file)], capture_output=True, text=True, timeout=20, check=False)
+        checked = subprocess.run(
+            [lab.binary, "check", str(router.file)], capture_output=True, text=True, timeout=20, check=False
+        )
         for name in ("pod.key", "cell.secret"):
-            lab.check(name in checked.stdout + checked.stderr, f"`wornpath check` does not warn of {name} with the mode {mode:o}")
+            lab.check(
+                name in checked.stdout + checked.stderr,
+                f"`wornpath check` does not warn of {name} with the mode {mode:o}",
+            )
         router.end()
 
 
@@ -80,7 +95,22 @@ def odd_checkpoints(folder):
     (folder / "zeros").write_bytes(bytes(1_000_000))
     (folder / "unreadable").write_bytes(b"x")
     (folder / "unreadable").chmod(0)
-    return ["fifo", "folder", "zero", "random", "full", "loop", "to-fifo", "terminal", "socket", "sparse", "garbage", "empty", "zeros", "unreadable"]
+    return [
+        "fifo",
+        "folder",
+        "zero",
+        "random",
+        "full",
+        "loop",
+        "to-fifo",
+        "terminal",
+        "socket",
+        "sparse",
+        "garbage",
+        "empty",
+        "zeros",
+        "unreadable",
+    ]
 
 
 @attack("a checkpoint at a pipe, a device, a folder, or with other bytes")
@@ -95,21 +125,30 @@ def checkpoints(lab):
             # A refusal at the start is as good, if it says why.
             lab.check(name in str(error), f"{name}: {error}")
             continue
-        lab.check(router.is_serving() and time.monotonic() - started < 10, f"{name}: not served after {time.monotonic() - started:.1f} s")
+        lab.check(
+            router.is_serving() and time.monotonic() - started < 10,
+            f"{name}: not served after {time.monotonic() - started:.1f} s",
+        )
         lab.check(router.memory("VmHWM") < 300, f"{name}: {router.memory('VmHWM'):.0f} MiB")
         kind = (lab.folder / name).lstat().st_mode
         router.process.signal(15)
         until(f"it ends with {name}", lambda router=router: not router.process.is_alive(), 10)
         after = (lab.folder / name).lstat().st_mode
         # A link to itself leads nowhere, so nothing is lost with it.
-        lab.check(name == "loop" or stat.S_IFMT(kind) == stat.S_IFMT(after), f"{name} was replaced by another kind of file")
+        lab.check(
+            name == "loop" or stat.S_IFMT(kind) == stat.S_IFMT(after), f"{name} was replaced by another kind of file"
+        )
 
 
 @attack("a checkpoint that was cut, changed or extended")
 def damaged_checkpoint(lab):
     engines = lab.engines("--model", "m")
     file = lab.folder / "index.checkpoint"
-    config = {"models": [{"name": "m", "tokenizer": "bytes", "block_size": 16}], "pods": engines.pods(), "checkpoint": {"file": str(file), "every": "1s"}}
+    config = {
+        "models": [{"name": "m", "tokenizer": "bytes", "block_size": 16}],
+        "pods": engines.pods(),
+        "checkpoint": {"file": str(file), "every": "1s"},
+    }
     router = lab.serve(config)
     for number in range(20):
         router.post(body={"model": "m", "prompt": f"{number} " * 400, "max_tokens": 1})
@@ -130,7 +169,7 @@ def damaged_checkpoint(lab):
         again.end()
 
 
-TAILS = [b"", b"\0" * 100, b"\xff" * 7, b"{\"torn", b"\x10\0\0\0", bytes(4096)]
+TAILS = [b"", b"\0" * 100, b"\xff" * 7, b'{"torn', b"\x10\0\0\0", bytes(4096)]
 
 
 @attack("kills while batches run, with torn ends of the journal and of results")
@@ -149,7 +188,11 @@ def kills(lab):
 
     for number, tail in enumerate(TAILS):
         done = state()["request_counts"]["completed"]
-        until("some more lines are done", lambda done=done: state()["request_counts"]["completed"] > done + 8 or state()["status"] == "completed", 20)
+        until(
+            "some more lines are done",
+            lambda done=done: state()["request_counts"]["completed"] > done + 8 or state()["status"] == "completed",
+            20,
+        )
         service.router.kill()
         torn = [folder / "journal", *(folder / "results").glob("*.log"), *(folder / "results").glob("*.jsonl")]
         for path in torn:
@@ -163,10 +206,16 @@ def kills(lab):
         now = state()["request_counts"]["completed"]
         lab.check(now >= done, f"kill {number}: {now} lines are done, and {done} were before")
     ended = service.ended("a", batch)
-    lab.check(ended["status"] == "completed" and ended["request_counts"] == {"total": count, "completed": count, "failed": 0}, f"{ended['status']} {ended['request_counts']}")
+    lab.check(
+        ended["status"] == "completed" and ended["request_counts"] == {"total": count, "completed": count, "failed": 0},
+        f"{ended['status']} {ended['request_counts']}",
+    )
     output = service.call("a", "GET", f"/v1/files/{ended['output_file_id']}/content")
     ids = sorted(json.loads(row)["custom_id"] for row in output.text.splitlines())
-    lab.check(ids == sorted(f"id-{number}" for number in range(count)), f"{len(ids)} records, {len(set(ids))} different ones, of {count} lines")
+    lab.check(
+        ids == sorted(f"id-{number}" for number in range(count)),
+        f"{len(ids)} records, {len(set(ids))} different ones, of {count} lines",
+    )
     lab.check(service.router.is_serving(bearer("b")), "the router does not answer any more")
 
 
@@ -181,7 +230,11 @@ def damaged_store(lab):
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     for path in files:
         good = path.read_bytes()
-        for name, bad in [("cut", good[: len(good) // 2]), ("a bit changed", good[:40] + bytes([good[40] ^ 1]) + good[41:]), ("removed", None)]:
+        for name, bad in [
+            ("cut", good[: len(good) // 2]),
+            ("a bit changed", good[:40] + bytes([good[40] ^ 1]) + good[41:]),
+            ("removed", None),
+        ]:
             path.unlink() if bad is None else path.write_bytes(bad)
             try:
                 service.router.start()
@@ -193,7 +246,10 @@ def damaged_store(lab):
                     answer = service.call("a", "GET", f"/v1/files/{file}/content")
                     is_complete = answer.status == 200 and answer.is_whole
                     rows = answer.text.splitlines()
-                    lab.check(not is_complete or len(rows) == whole and all(is_json(row) for row in rows), f"{path.name} {name}: {file} was served with {len(rows)} lines")
+                    lab.check(
+                        not is_complete or len(rows) == whole and all(is_json(row) for row in rows),
+                        f"{path.name} {name}: {file} was served with {len(rows)} lines",
+                    )
                 lab.check(service.router.is_serving(bearer("b")), f"{path.name} {name}: not served")
                 service.router.process.signal(15)
                 until("it ends", lambda: not service.router.process.is_alive(), 10)

@@ -33,12 +33,16 @@ def forged(lab):
     router = lab.serve({"pods": [engine.pod()]})
     for name, value in FORGED:
         answer = router.post(headers={name: value})
-        lab.check(answer.status == 200 and not engine.last().values(name.lower()), f"{name}: {value} reached the engine")
+        lab.check(
+            answer.status == 200 and not engine.last().values(name.lower()), f"{name}: {value} reached the engine"
+        )
     for named in ("x-wornpath-pod, x-mine", "X-Mine", "close, x-mine", "x-mine,,", "x-mine;q=1, x-mine"):
         router.post(headers={"connection": f"close, {named}", "x-mine": "1"})
         lab.check(not engine.last().values("x-mine"), f"connection: {named} does not remove it")
     router.post(headers={"host": "other.example", "x-mine": "1"})
-    lab.check(engine.last().values("host") == [engine.address], f"host {engine.last().values('host')} reached the engine")
+    lab.check(
+        engine.last().values("host") == [engine.address], f"host {engine.last().values('host')} reached the engine"
+    )
     lab.check(engine.last().values("x-mine") == ["1"], "ordinary headers do not pass: the check is blind")
     answer = router.post()
     shown = [name for name, _ in answer.headers if name.startswith("x-wornpath")]
@@ -49,14 +53,27 @@ def forged(lab):
 def request_ids(lab):
     engine = lab.own(Engine())
     router = lab.serve({"pods": [engine.pod()]})
-    for given in ["", " ", "a b", "a\tb", "x" * 129, "\xe9", "a\x7fb", '"}\\u0000{"', "%0d%0aset-cookie: a=b", "../../etc/passwd"]:
+    for given in [
+        "",
+        " ",
+        "a b",
+        "a\tb",
+        "x" * 129,
+        "\xe9",
+        "a\x7fb",
+        '"}\\u0000{"',
+        "%0d%0aset-cookie: a=b",
+        "../../etc/passwd",
+    ]:
         answer = router.post(headers={"x-request-id": given})
         if answer.status == 400:
             lab.check(True, "")
             continue
         [sent] = engine.last().values("x-request-id")
         is_plain = 1 <= len(sent) <= 128 and all("!" <= letter <= "~" for letter in sent)
-        lab.check(answer.status == 200 and is_plain and answer.header("x-request-id") == sent, f"{given!r} became {sent!r}")
+        lab.check(
+            answer.status == 200 and is_plain and answer.header("x-request-id") == sent, f"{given!r} became {sent!r}"
+        )
         lab.check(answer.header("set-cookie") is None, f"{given!r} sets a cookie")
 
 
@@ -86,9 +103,22 @@ PRIORITIES = [
     ("2..8", None, '{"a": -100}', "refused"),
 ]
 # Other spellings of the field, and fields that occur twice.
-SPELLED = ['"\\u0070riority": -100', '"priority": 5, "priority": -100', '"priority": -100, "\\u0070riority": 5', '"prio\\u0072ity" : -100']
+SPELLED = [
+    '"\\u0070riority": -100',
+    '"priority": 5, "priority": -100',
+    '"priority": -100, "\\u0070riority": 5',
+    '"prio\\u0072ity" : -100',
+]
 # Paths where engines have the field, and one that is none of an API that the router knows.
-PRIORITY_PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/v1/unknown"]
+PRIORITY_PATHS = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/pooling",
+    "/v1/unknown",
+]
 
 
 @attack("overtaking other tenants by the engine priority")
@@ -125,7 +155,11 @@ def check_priority(lab, router, engine, path, headers, more, expected):
     sent = engine.last()
     pairs = json.loads(sent.body, object_pairs_hook=list)
     found = [value for name, value in pairs if name == "priority" and value is not None]
-    is_allowed = not found if expected is None else len(found) == 1 and found[0] in (expected if isinstance(expected, range) else [expected])
+    is_allowed = (
+        not found
+        if expected is None
+        else len(found) == 1 and found[0] in (expected if isinstance(expected, range) else [expected])
+    )
     held = not sent.values("x-vllm-priority") and is_allowed
     lab.check(held, f"{tried} reached the engine as {found} and {sent.values('x-vllm-priority')}")
 

@@ -1,16 +1,16 @@
-"""Isolation: every field, path, header and kind of body by which a tenant could reach what an engine keeps of another one.
+"""Isolation: how a tenant could reach what an engine keeps of another one, by fields, paths, headers and bodies.
 
-The tables are those of `crates/gateway/src/proxy/isolation/`, and of the transfer protocols in `crates/execution/src/transfer`;
-`tables` fails if one of those has a name that is not tried here.
+The tables are those of `crates/gateway/src/proxy/isolation/`, and of the transfer protocols in
+`crates/execution/src/transfer`; `tables` fails if one of those has a name that is not tried here.
 """
 
 import json
 import re
 
 from lab import ROOT, attack, bearer, tenants
-from wire import Engine, ask
+from wire import Engine, ask, exchange
 
-# Fields that name cached blocks: refused everywhere, also inside `vllm_xargs` and where the configuration allows everything.
+# Fields that name cached blocks: refused everywhere, also inside `vllm_xargs` and where all other fields are allowed.
 BLOCKS = [
     "bootstrap_host",
     "bootstrap_pair_key",
@@ -80,7 +80,12 @@ PATHS = {
 }
 # Refused unless the configuration allows them. `*` in the table of the router stands for every path below.
 REFUSED_PATHS = {
-    "/v1/responses/*": ["/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/v1/responses/", "/v1/responses/resp_1/input_items"],
+    "/v1/responses/*": [
+        "/v1/responses/resp_1",
+        "/v1/responses/resp_1/cancel",
+        "/v1/responses/",
+        "/v1/responses/resp_1/input_items",
+    ],
     "/v1/messages": ["/v1/messages"],
     "/v2/embed": ["/v2/embed"],
     "/encode": ["/encode"],
@@ -130,7 +135,9 @@ class Isolated:
         before = len(self.engine.requests)
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        answer = ask(self.router.address, method, path, {**bearer(tenant), **(JSON if headers is None else headers)}, body)
+        answer = ask(
+            self.router.address, method, path, {**bearer(tenant), **(JSON if headers is None else headers)}, body
+        )
         arrived = self.engine.requests[before:]
         self.lab.check(len(arrived) <= 1, f"{path}: {len(arrived)} requests reached the engine")
         return answer, arrived[0] if arrived else None
@@ -172,7 +179,15 @@ def fields(lab):
             for spelled in escapes(field)[: 4 if path == "/v1/completions" else 2]:
                 for value in ['{"a": 1}', '"x"', "[]", "0", "false"][: 5 if path == "/v1/completions" else 1]:
                     served.refused(f"{path} {spelled}: {value}", path, body_of(path, spelled, value))
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/pooling", "/score", "/invocations"):
+    for path in (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/pooling",
+        "/score",
+        "/invocations",
+    ):
         for field in REFUSED:
             spelled = escapes(field) if field and "\\" not in field else [f'"{field}"']
             for one in spelled:
@@ -190,14 +205,22 @@ def arguments(lab):
                 served.refused(f"{outer}.{spelled}", path, body_of(path, outer, f'{{{spelled}: "x"}}'))
     for value in ['"{\\"kv_transfer_params\\": 1}"', "[]", "1", '[{"kv_transfer_params": 1}]', "true"]:
         served.refused(f"vllm_xargs: {value}", path, body_of(path, '"vllm_xargs"', value))
-    for value in ['{"ngram_size": 1, "ngram_size": 2}', '{"session_id": "a", "session_\\u0069d": "b"}', '{"unknown": 1}', '{"cache_salt": "theirs"}']:
+    for value in [
+        '{"ngram_size": 1, "ngram_size": 2}',
+        '{"session_id": "a", "session_\\u0069d": "b"}',
+        '{"unknown": 1}',
+        '{"cache_salt": "theirs"}',
+    ]:
         served.refused(f"vllm_xargs: {value}", path, body_of(path, '"vllm_xargs"', value))
     twice = '{"model": "m", "prompt": "a", "vllm_xargs": {}, "vllm_xargs": {"kv_transfer_params": 1}}'
     served.refused(twice, path, twice.encode())
     value = '{"kv_cache_report_mode": "full", "rid": "theirs", "ngram_size": 3}'
     _, arrived = served.send(path, body_of(path, '"vllm_xargs"', value))
     sent = arrived.json()["vllm_xargs"] if arrived else None
-    lab.check(sent and "kv_cache_report_mode" not in sent and sent["rid"] != "theirs" and sent["ngram_size"] == 3, f"arrived as {sent}")
+    lab.check(
+        sent and "kv_cache_report_mode" not in sent and sent["rid"] != "theirs" and sent["ngram_size"] == 3,
+        f"arrived as {sent}",
+    )
 
 
 @attack("a salt of the client's own, in every spelling, at every path")
@@ -207,7 +230,10 @@ def salts(lab):
         for spelled in escapes("cache_salt"):
             for value in ('"theirs"', "null", '["theirs"]', '{"theirs": 1}', "7"):
                 served.salted(f"{path} {spelled}: {value}", path, body_of(path, spelled, value))
-        for twice in ['"cache_salt": "theirs", "cache_salt": "theirs"', '"cache_salt": null, "cache\\u005fsalt": "theirs"']:
+        for twice in [
+            '"cache_salt": "theirs", "cache_salt": "theirs"',
+            '"cache_salt": null, "cache\\u005fsalt": "theirs"',
+        ]:
             served.salted(f"{path} {twice}", path, body_of(path, *twice.split(": ", 1)))
         served.salted(f"{path} without a salt", path, {"model": "m", **PATHS[path]})
     found = {}
@@ -215,7 +241,9 @@ def salts(lab):
         for _ in range(2):
             _, arrived = served.send("/v1/completions", {"model": "m", "prompt": "a", "cache_salt": "x"}, tenant=tenant)
             found.setdefault(tenant, set()).add(arrived.json()["cache_salt"])
-    lab.check(all(len(salts) == 1 for salts in found.values()) and found["a"] != found["b"], f"salts by tenant: {found}")
+    lab.check(
+        all(len(salts) == 1 for salts in found.values()) and found["a"] != found["b"], f"salts by tenant: {found}"
+    )
 
 
 @attack("ids of sessions, requests and media that another tenant chose")
@@ -257,7 +285,9 @@ def ids(lab):
     for tenant in ("a", "b"):
         for field in SCOPED:
             for spelled in escapes(field):
-                _, arrived = served.send("/v1/completions", body_of("/v1/completions", spelled, '"theirs"'), tenant=tenant)
+                _, arrived = served.send(
+                    "/v1/completions", body_of("/v1/completions", spelled, '"theirs"'), tenant=tenant
+                )
                 sent = arrived.json()[field] if arrived else None
                 lab.check(sent and sent != "theirs", f"{spelled}: arrived as {sent}")
                 seen.setdefault(field, {}).setdefault(tenant, set()).add(sent)
@@ -298,7 +328,10 @@ def headers(lab):
             seen.setdefault(tenant, set()).add(sent)
     lab.check(seen["a"] != seen["b"] and len(seen["a"]) == 1, f"sessions by tenant: {seen}")
     _, arrived = served.send("/v1/completions", body, {**JSON, "x-session-id": "\xe9"})
-    lab.check(not arrived or "\xe9" not in "".join(arrived.values("x-session-id")), "a session that is no text reached the engine")
+    lab.check(
+        not arrived or "\xe9" not in "".join(arrived.values("x-session-id")),
+        "a session that is no text reached the engine",
+    )
 
 
 @attack("paths where engines ignore the salt, and paths that nobody knows")
@@ -391,14 +424,44 @@ def bodies(lab):
             lab.check(arrived is not None, f"{path} as {kind!r} is refused: the check is blind")
 
 
+@attack("the same in bodies that are so long that another thread reads them, and behind two content types")
+def long_bodies(lab):
+    served = Isolated(lab)
+    padding = "x" * 300_000
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
+        start = json.dumps({"model": "m", **PATHS[path], "user": padding})[:-1]
+        for field in [*BLOCKS, "nvext", "session_params", "extra_body"]:
+            for spelled in escapes(field):
+                served.refused(f"{path} {spelled} behind 300 KB", path, f'{start}, {spelled}: {{"a": 1}}}}'.encode())
+        for spelled in escapes("cache_salt"):
+            served.salted(f"{path} {spelled} behind 300 KB", path, f'{start}, {spelled}: "theirs"}}'.encode())
+        served.refused(f"{path} with a field twice", path, f'{start}, "user": "2"}}'.encode())
+        served.refused(f"{path} with a mark", path, b"\xef\xbb\xbf" + start.encode() + b"}")
+    before = len(served.engine.requests)
+    for kinds in [
+        ("application/json", "text/plain"),
+        ("text/plain", "application/json"),
+        ("application/json", "application/json"),
+    ]:
+        lines = "".join(f"content-type: {kind}\r\n" for kind in kinds)
+        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: h\r\nauthorization: Bearer key-a\r\nconnection: close\r\n{lines}"
+        answer = exchange(served.router.address, f"{head}content-length: {len(PLAIN)}\r\n\r\n{PLAIN}".encode())
+        lab.check(b" 400 " in answer[:20], f"{kinds} gave {answer[:40]!r}")
+    lab.check(len(served.engine.requests) == before, "a body with two content types reached the engine")
+
+
 @attack("what the configuration allows does not allow fields that name blocks")
 def allowed(lab):
-    served = Isolated(lab, allow_paths=["/v1/messages", "/v1/audio/transcriptions"], allow_fields=["mine", "vllm_xargs"])
+    served = Isolated(
+        lab, allow_paths=["/v1/messages", "/v1/audio/transcriptions"], allow_fields=["mine", "vllm_xargs"]
+    )
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "cache_salt": "theirs", "new": 1}
     served.salted("/v1/messages", "/v1/messages", body)
     for field in BLOCKS:
         served.refused(f"/v1/messages {field}", "/v1/messages", {**body, field: {"a": 1}})
-        served.refused(f"vllm_xargs.{field}", "/v1/completions", {"model": "m", "prompt": "a", "vllm_xargs": {field: "x"}})
+        served.refused(
+            f"vllm_xargs.{field}", "/v1/completions", {"model": "m", "prompt": "a", "vllm_xargs": {field: "x"}}
+        )
     for name, text in odd_bodies():
         # A path that is vouched for may have any other field.
         judge = served.salted if name == "NUL in a name" else served.refused
@@ -421,7 +484,9 @@ def tables(lab):
     text = (source / "fields.rs").read_text()
     named = re.findall(r'\(\s*"([a-z_]+)",', re.search(r"const REFUSED.*?\];", text, re.S).group(0))
     transfer = (ROOT / "crates/execution/src/transfer.rs").read_text()
-    listed = re.findall(r'\(?"(/[^"]+)",', (source / "paths.rs").read_text().split("static PATHS")[1].split("#[cfg(test)]")[0])
+    listed = re.findall(
+        r'\(?"(/[^"]+)",', (source / "paths.rs").read_text().split("static PATHS")[1].split("#[cfg(test)]")[0]
+    )
     known = {*PATHS, *REFUSED_PATHS, *WITHOUT_BODY}
     for what, names, ours in [
         ("REFUSED", named, REFUSED),

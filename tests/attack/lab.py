@@ -198,7 +198,9 @@ class SimulatedEngines:
 
     def pods(self):
         """They as pods that publish their events."""
-        return [{"url": f"http://{http}", "model": "m", "events": [events]} for http, events in zip(self.http, self.events)]
+        return [
+            {"url": f"http://{http}", "model": "m", "events": [events]} for http, events in zip(self.http, self.events)
+        ]
 
     def end(self):
         self.process.end()
@@ -306,7 +308,10 @@ class Bystander:
         self._thread.join(20)
 
     def report(self, lab, slowest=5.0, least=10):
-        """Ends it, and checks that each of its requests was answered."""
+        """Checks that each of its requests was answered, and that there were some; then it ends."""
+        deadline = time.monotonic() + 10
+        while len(self.times) < least and time.monotonic() < deadline:
+            time.sleep(0.02)
         self.end()
         shown = f"{len(self.failures)} of {len(self.times)} requests of another client failed: {self.failures[:2]}"
         lab.check(not self.failures, shown)

@@ -67,7 +67,7 @@ SPELLINGS = [
 METHODS = ["POST", "GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
 
 
-# Spellings that some servers, not those of vLLM and SGLang, read as dots: a Tomcat or IIS between router and engine does.
+# Spellings that some servers read as dots: not vLLM and SGLang, but a Tomcat or IIS between router and engine.
 ODD_DOTS = [
     ("dots with a parameter", lambda path: "/v1/..;/" + path[1:]),
     ("dots with a long parameter", lambda path: "/v1/..;a=b/" + path[1:]),
@@ -81,7 +81,11 @@ def management(lab):
     spelled = [(path, name, spell(path)) for path in MANAGEMENT for name, spell in SPELLINGS]
     requests = [("POST", path, name, target) for path, name, target in spelled]
     requests += [(method, path, "plain", path) for path in MANAGEMENT for method in METHODS]
-    requests += [("CONNECT", "", "authority", "engine:8000"), ("OPTIONS", "", "asterisk", "*"), ("TRACE", "", "plain", "/v1/completions")]
+    requests += [
+        ("CONNECT", "", "authority", "engine:8000"),
+        ("OPTIONS", "", "asterisk", "*"),
+        ("TRACE", "", "plain", "/v1/completions"),
+    ]
     refuse_all(lab, requests)
 
 
@@ -102,12 +106,15 @@ def refuse_all(lab, requests):
 
     answers = in_parallel(send, requests)
     for (method, path, name, target), answer in zip(requests, answers):
-        lab.check(answer[:10] == b"HTTP/1.1 4" or method in ("GET", "HEAD") and path == "/", f"{method} {target} ({name}) gave {answer[:60]!r}")
+        lab.check(
+            answer[:10] == b"HTTP/1.1 4" or method in ("GET", "HEAD") and path == "/",
+            f"{method} {target} ({name}) gave {answer[:60]!r}",
+        )
     lab.check(not engine.requests, f"reached the engine: {[request.line for request in engine.requests[:3]]}")
     lab.check(router.is_serving(), "the router does not answer any more")
 
 
-# Below `/v1/` only what is named is refused, so another spelling may be forwarded; but never one that reads as the path.
+# Below `/v1/` only what is named is refused. Another spelling may be forwarded, but never one that reads as the path.
 LENIENT = [
     "/v1/load_lora_adapter/",
     "/v1/load_lora_adapter;a=b",
@@ -145,7 +152,10 @@ def below_v1(lab):
     for request in engine.requests:
         # As Starlette reads it.
         read = unquote(request.path)
-        lab.check(read != "/v1/load_lora_adapter" and "/../" not in read and "//" not in read, f"reached the engine: {request.line}")
+        lab.check(
+            read != "/v1/load_lora_adapter" and "/../" not in read and "//" not in read,
+            f"reached the engine: {request.line}",
+        )
     lab.check(router.is_serving(), "the router does not answer any more")
 
 

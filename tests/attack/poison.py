@@ -1,7 +1,7 @@
 """Poison: requests that break the engine that reads them, as a bug of an engine makes possible.
 
-Three pods, 20 such requests a second, and other clients beside: none of those may fail, and a request that broke two pods must
-not reach the third.
+Three pods, 20 such requests a second, and other clients beside: none of those may fail, and a request that broke two
+pods must not reach the third.
 """
 
 import collections
@@ -56,7 +56,9 @@ def poison(lab, kind, are_distinct):
     def send(number):
         text = f"poison {number if are_distinct else 0}"
         try:
-            statuses[number] = router.post(body={"model": "m", "prompt": text}, headers={"x-request-id": f"p{number}"}).status
+            statuses[number] = router.post(
+                body={"model": "m", "prompt": text}, headers={"x-request-id": f"p{number}"}
+            ).status
         except OSError as error:
             statuses[number] = repr(error)
 
@@ -69,10 +71,11 @@ def poison(lab, kind, are_distinct):
     name = f"{kind}, {'distinct bodies' if are_distinct else 'the same body'}"
     for bystander in bystanders:
         bystander.end()
-        shown = f"{name}: {len(bystander.failures)} of {len(bystander.times)} requests of others failed: {bystander.failures[:1]}"
-        lab.check(not bystander.failures and len(bystander.times) >= 10, shown)
+        failed, all_of_them = len(bystander.failures), len(bystander.times)
+        shown = f"{name}: {failed} of {all_of_them} requests of others failed: {bystander.failures[:1]}"
+        lab.check(failed == 0 and all_of_them >= 10, shown)
     reached = collections.Counter()
-    for number, engine in enumerate(engines):
+    for engine in engines:
         for request in engine.requests:
             if b"poison" in request.body:
                 reached[request.values("x-request-id")[0]] += 1
@@ -87,7 +90,11 @@ def poison(lab, kind, are_distinct):
 
 def family(lab, kinds):
     """Runs of several kinds at once, each with a fleet of its own."""
-    runs = [threading.Thread(target=guarded, args=(lab, kind, are_distinct)) for kind in kinds for are_distinct in (False, True)]
+    runs = [
+        threading.Thread(target=guarded, args=(lab, kind, are_distinct))
+        for kind in kinds
+        for are_distinct in (False, True)
+    ]
     for run in runs:
         run.start()
     for run in runs:

@@ -10,7 +10,10 @@ from wire import Engine
 @attack("fifty reloads under load, every other one with a broken configuration")
 def storm(lab):
     engines = [lab.own(Engine()) for _ in range(2)]
-    base = {"pods": [engine.pod(name=f"pod-{number}") for number, engine in enumerate(engines)], "tenants": tenants("a", "b")}
+    base = {
+        "pods": [engine.pod(name=f"pod-{number}") for number, engine in enumerate(engines)],
+        "tenants": tenants("a", "b"),
+    }
     router = lab.serve(base, pods=2)
     bystanders = [lab.bystander(router, bearer(name), pause=0.01) for name in ("a", "b")]
     broken = [
@@ -68,7 +71,10 @@ def signals(lab):
         if signal.SIGTERM in order:
             started = time.monotonic()
             until("it ends", lambda router=router: not router.process.is_alive(), 10)
-            lab.check(router.process.child.returncode == 0, f"{order} ended it with {router.process.child.returncode} after {time.monotonic() - started:.1f} s")
+            lab.check(
+                router.process.child.returncode == 0,
+                f"{order} ended it with {router.process.child.returncode} after {time.monotonic() - started:.1f} s",
+            )
         else:
             lab.check(router.is_serving(), f"{order}: it does not answer any more")
         router.end()

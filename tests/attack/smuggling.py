@@ -1,7 +1,7 @@
 """Request smuggling: bytes that a proxy in front and the router, or the router and an engine, could cut differently.
 
-Each variant is one TCP connection. It carries a request to `/v1/completions?case=N`, in whose bytes or behind which a second
-one to `/v1/smuggled?case=N` is hidden. An engine must get exactly the first, or nothing.
+Each variant is one TCP connection. It carries a request to `/v1/completions?case=N`, in whose bytes or behind which a
+second one to `/v1/smuggled?case=N` is hidden. An engine must get exactly the first, or nothing.
 """
 
 from lab import attack, in_parallel
@@ -35,7 +35,10 @@ HEADS = [
     (ONE, f"{LENGTH}\r\nexpect: 100-continue"),
     (ONE, f"{LENGTH}\r\nconnection: x-a\r\nx-a: b"),
     (ONE, f"{LENGTH}\r\nte: trailers\r\nconnection: te"),
-    (ONE, f"{LENGTH}\r\nupgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA"),
+    (
+        ONE,
+        f"{LENGTH}\r\nupgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA",
+    ),
     (ONE, f"{LENGTH}\r\nx-empty:"),
     (ONE, f"{LENGTH}\r\nkeep-alive: 5\r\nproxy-connection: keep-alive"),
     (AT_MOST_ONE, f"{LENGTH}\r\n{LENGTH}"),
@@ -74,8 +77,8 @@ HEADS = [
     (REFUSED, f"{LENGTH}\r\ncontent-encoding: gzip"),
 ]
 
-# Two headers that contradict each other, and a body that ends differently by each. TE.CL: an upstream that reads the length
-# takes the chunks for a body of four bytes. CL.TE: one that reads chunks takes what is behind `0` for the next request.
+# Two headers that contradict each other, and a body that ends differently by each. TE.CL: a reader of the length takes
+# the chunks for a body of four bytes. CL.TE: a reader of chunks takes what is behind `0` for the next request.
 TRANSFER_ENCODINGS = [
     "transfer-encoding: chunked",
     "Transfer-Encoding: chunked",
@@ -90,7 +93,7 @@ TRANSFER_ENCODINGS = [
     "transfer-encoding:\tchunked",
     "transfer-encoding:  chunked",
     "transfer-encoding: chunked ",
-    "transfer-encoding: \"chunked\"",
+    'transfer-encoding: "chunked"',
     "transfer-encoding: chunked;x=1",
     "transfer-encoding: x, chunked",
     "transfer-encoding : chunked",
@@ -195,7 +198,10 @@ def variants():
         ("bare CR", "POST /v1/completions?case=N HTTP/1.1\rhost: h\rcontent-length: 14\r\r"),
         ("LF behind the head", "POST /v1/completions?case=N HTTP/1.1\r\nhost: h\r\ncontent-length: 14\r\n\n"),
         ("NUL in a value", "POST /v1/completions?case=N HTTP/1.1\r\nhost: h\r\nx: a\0b\r\ncontent-length: 14\r\n\r\n"),
-        ("bare CR in a value", "POST /v1/completions?case=N HTTP/1.1\r\nhost: h\r\nx: a\rb\r\ncontent-length: 14\r\n\r\n"),
+        (
+            "bare CR in a value",
+            "POST /v1/completions?case=N HTTP/1.1\r\nhost: h\r\nx: a\rb\r\ncontent-length: 14\r\n\r\n",
+        ),
     ]:
         add(name, AT_MOST_ONE, lambda case, text=text: text.replace("N", str(case), 1).encode() + BODY)
     return made
@@ -245,4 +251,6 @@ def behind_a_refusal(lab):
         held = str(case) not in smuggled and answer.count(b"HTTP/1.1 ") <= 1
         lab.check(held, f"{refused[case]!r}: the bytes behind it were answered as a request: {answer[:200]!r}")
     two = b"".join(hidden(case).replace(b"smuggled", b"completions") for case in (100, 101))
-    lab.check(exchange(router.address, two).count(b"HTTP/1.1 200") == 2, "two proper requests are not two: the check is blind")
+    lab.check(
+        exchange(router.address, two).count(b"HTTP/1.1 200") == 2, "two proper requests are not two: the check is blind"
+    )

@@ -8,8 +8,16 @@ from lab import ROOT, TINY_TOKENIZER, attack, bearer, tenants
 from wire import Engine
 
 MB = 1_000_000
-# Prompts without a place to cut them: one word, one run of spaces, one run of digits, of dots, of a letter of three bytes.
-UNBROKEN = {"letters": "x", "mixed letters": "abcdefgh", "spaces": " ", "digits": "7", "dots": ".", "Chinese": "\u5b57", "joined emoji": "\U0001f469\u200d"}
+# Prompts without a place to cut them: one word, or one run of spaces, digits, dots or letters of three bytes.
+UNBROKEN = {
+    "letters": "x",
+    "mixed letters": "abcdefgh",
+    "spaces": " ",
+    "digits": "7",
+    "dots": ".",
+    "Chinese": "\u5b57",
+    "joined emoji": "\U0001f469\u200d",
+}
 # Text as people write it, 108 KB.
 ORDINARY = "The quick brown fox jumps over the lazy dog, and then it rests. " * 1690
 

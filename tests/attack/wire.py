@@ -29,6 +29,13 @@ def exchange(address, data, silence=1.0):
             received += piece
 
 
+def post_head(target, length, headers=None):
+    """The head of a POST whose body has this length; for bodies that do not come, or come slowly."""
+    headers = {"host": "h", "content-type": "application/json", "content-length": length, **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
 class Answer:
     """An HTTP response. The status is 0 if none came."""
 
@@ -162,7 +169,7 @@ class Engine:
         self.answer = answer or (lambda received: respond(COMPLETION))
         self.requests, self.strays, self.open_connections = [], [], set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._is_over = False
         threading.Thread(target=self._accept, daemon=True).start()
 

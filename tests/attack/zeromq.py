@@ -64,7 +64,7 @@ class Publisher:
     def __init__(self, talk, shake_hands=True):
         self.talk, self.shake_hands, self.subscribers = talk, shake_hands, 0
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
         threading.Thread(target=self._accept, daemon=True).start()
 
