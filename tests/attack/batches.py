@@ -346,6 +346,54 @@ def quotas(lab):
     )
 
 
+QUERIES = [
+    "limit=-1",
+    "limit=0",
+    "limit=99999999999999999999",
+    "limit=x",
+    "after=" + "x" * 5000,
+    "after=%00",
+    "order=x",
+    "purpose=%ff",
+]
+QUERIES += ["limit=1&limit=2", "=", "&&&", "after", "after=-1", "after=18446744073709551616", "after=1e3"]
+
+
+@attack("queries of lists and results that are no numbers, or too large ones")
+def queries(lab):
+    service = Service(lab)
+    batch = service.finished("a", [line(0)])["id"]
+    for query in QUERIES:
+        for path in ("/v1/files", "/v1/batches", f"/v1/batches/{batch}/results"):
+            status = service.call("a", "GET", f"{path}?{query}").status
+            lab.check(status in (200, 400, 404, 416), f"{path}?{query[:40]} gave {status}")
+    lab.check(service.router.is_serving(bearer("a")), "the router does not answer any more")
+
+
+@attack("answers to lines that are longer than the memory for answers")
+def long_answers(lab):
+    piece = b"x" * (1 << 20)
+
+    def send(stream):
+        stream.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(64):
+            stream.sendall(b"%x\r\n" % len(piece) + piece + b"\r\n")
+
+    service = Service(
+        lab, lambda received: send if b"messages" in received.body else respond(CHAT), batch={"answers": "4MiB"}
+    )
+    bystander = lab.bystander(service.router, bearer("b"))
+    made = service.create("a", service.upload("a", [line(number) for number in range(40)])).json()["id"]
+    until("the engine has lines", lambda: sum(b"messages" in request.body for request in service.engine.requests) > 4)
+    until("lines are tried again", lambda: len(service.engine.requests) > 20, 15)
+    lab.check(service.router.memory("VmHWM") < 300, f"{service.router.memory('VmHWM'):.0f} MiB")
+    state = service.call("a", "GET", f"/v1/batches/{made}").json()
+    lab.check(
+        state["request_counts"]["completed"] == 0, f"an answer without end is a result: {state['request_counts']}"
+    )
+    bystander.report(lab, slowest=3)
+
+
 @attack("uploads that stall or trickle, and many at once")
 def stalled_uploads(lab):
     service = Service(lab, limits={"body_time": "1s"})

@@ -83,6 +83,32 @@ def unread(lab):
         stream.close()
 
 
+@attack("thousands of requests in one connection whose answers nobody reads")
+def pipelined(lab):
+    engine = lab.own(Engine())
+    router = lab.serve({"pods": [engine.pod()]})
+    bystander = lab.bystander(router)
+    body = b'{"model":"m","prompt":"a"}'
+    kinds = [
+        b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nhost: h\r\n\r\n",
+        post_head("/v1/completions", len(body)) + body,
+    ]
+
+    def flood(kind):
+        with connect(router.address, timeout=1) as stream:
+            try:
+                stream.sendall(kind * 20_000)
+            except OSError:
+                pass  # The router reads no more, as nobody reads its answers.
+            time.sleep(0.5)
+
+    in_parallel(flood, kinds * 8)
+    for kind in kinds:
+        lab.check(router.memory("VmHWM") < 300, f"{kind[:20]!r}: {router.memory('VmHWM'):.0f} MiB")
+    bystander.report(lab, slowest=3)
+
+
 @attack("clients that disconnect before their answer")
 def gone(lab):
     def hang(stream):

@@ -1,5 +1,6 @@
 """A hostile engine: endless answers, headers for browsers, doubled lengths, redirects, and lies about itself."""
 
+import socket
 import threading
 import time
 
@@ -279,8 +280,8 @@ def probes(lab):
     liars = {name: lab.own(Liar()) for name in LIES}
     for name, liar in liars.items():
         liar.page = LIES[name]
-    pods = [{"url": f"http://{liar.address}", "name": name} for name, liar in liars.items()]
-    router = lab.serve({"pods": [good.pod(name="good"), *pods]}, pods=1)
+    pods = [{"url": f"http://{liar.address}", "name": name, "events": ["auto"]} for name, liar in liars.items()]
+    router = lab.serve({"pods": [good.pod(name="good"), *pods], "models": [{"name": "m", "tokenizer": "bytes"}]})
     bystander = lab.bystander(router)
     time.sleep(3)
     lab.check(router.process.is_alive(), "the router has ended")
@@ -301,6 +302,55 @@ def probes(lab):
         lab.check(router.process.is_alive(), name)
     pods = router.operate("GET", "/pods")
     lab.check(pods.status == 200 and len(pods.json()["pods"]) == len(LIES) + 1, f"/pods gave {pods.status}")
+
+
+# Where an engine says that it publishes its cache events.
+SOURCES = [
+    "tcp://127.0.0.2:{port}",
+    "tcp://[::ffff:127.0.0.2]:{port}",
+    "tcp://2130706434:{port}",
+    "tcp://0x7f000002:{port}",
+    "tcp://127.2:{port}",
+    "tcp://127.0.0.1:1@127.0.0.2:{port}",
+    "tcp://*:{port}@127.0.0.2:{port}",
+    "tcp://169.254.169.254:80",
+    "tcp://0.0.0.0.:{port}",
+    "ipc:///tmp/x",
+    "file:///etc/passwd",
+    "tcp://" + "x" * 100_000 + ":{port}",
+    "tcp://\r\nx:{port}",
+    "tcp://:{port}",
+    "",
+]
+
+
+@attack("event sources of an engine at addresses that are not allowed")
+def event_sources(lab):
+    victim = socket.create_server(("127.0.0.2", 0))
+    victim.settimeout(0.1)
+    port = victim.getsockname()[1]
+    pods = [lab.own(Engine()).pod(name="good")]
+    for number, source in enumerate(SOURCES):
+        named = source.format(port=port)
+        page = respond({"0": {"publisher": "zmq", "endpoint": named, "replay_endpoint": named, "topic": ""}})
+        liar = lab.own(Liar())
+        liar.page = page
+        pods.append({"url": f"http://{liar.address}", "name": f"liar-{number}", "model": "liar", "events": ["auto"]})
+    models = [{"name": name, "tokenizer": "bytes"} for name in ("m", "liar")]
+    config = {"pods": pods, "models": models, "pod_addresses": ["127.0.0.1/32"]}
+    router = lab.serve(config)
+    time.sleep(2.5)
+    try:
+        victim.accept()
+        lab.check(False, "the router connected to an address that is not allowed")
+    except TimeoutError:
+        pass
+    for source in SOURCES:
+        lab.check(router.process.is_alive(), source[:60])
+    lab.check(router.is_serving(), "the router does not answer any more")
+    troubles = router.operate("GET", "/pods").text
+    lab.check("127.0.0.2" in troubles or "127.0.0.2" in router.log(), "no source was tried: the check is blind")
+    victim.close()
 
 
 @attack("an address of a pod that is not allowed")
