@@ -261,6 +261,14 @@ def lines(lab):
             ended["status"] == "failed" and len(service.engine.requests) == before,
             f"{name}: {ended['status']}, {len(service.engine.requests) - before} requests",
         )
+    ids = ["a\nb", "a\r\nb", "\u2028", "\x00", "x" * 100_000, '"}', "../x", "", " ", "\ud83d\ude00", "<script>"]
+    ended = service.finished("a", [{**line(number), "custom_id": one} for number, one in enumerate(ids)])
+    if ended["status"] == "completed":
+        output = service.call("a", "GET", f"/v1/files/{ended['output_file_id']}/content").body
+        found = [json.loads(row)["custom_id"] for row in output.split(b"\n") if row]
+        lab.check(sorted(found) == sorted(ids), f"odd ids became {len(found)} records: {found}")
+    else:
+        lab.check(ended["status"] == "failed", f"odd ids: {ended['status']}")
     ended = service.finished("a", [line(0)])
     lab.check(ended["status"] == "completed", f"a plain line: {ended['status']}: the check is blind")
 

@@ -61,6 +61,7 @@ def encoded(lab):
     twice = post_head("/v1/completions", 2, {"content-encoding": "identity", "Content-Encoding": "gzip"}) + b"{}"
     lab.check(b" 415 " in exchange(router.address, twice)[:20], "the second of two encodings is not seen")
     lab.check(not engine.requests, "an encoded body reached the engine")
+    lab.check(router.is_serving() and len(engine.requests) == 1, "a plain body does not reach it: the check is blind")
 
 
 @attack("nested, broken and odd JSON")
@@ -107,6 +108,51 @@ def nested(lab):
             answer.status in (200, 400) and time.monotonic() - started < 5,
             f"{body[:40]!r}… took {time.monotonic() - started:.1f} s",
         )
+
+
+NUMBERS = [
+    "-1",
+    "0",
+    "2147483648",
+    "9007199254740993",
+    "9223372036854775808",
+    "18446744073709551615",
+    "1e308",
+    "1e400",
+    "-1e400",
+]
+NUMBERS += ["0.5", "-0", "null", '"x"', '"9999999999999999999999"', "[]", "{}", "true", "[" * 100 + "]" * 100]
+NUMERIC = [
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n",
+    "best_of",
+    "min_tokens",
+    "priority",
+    "seed",
+    "stream",
+]
+
+
+@attack("numbers that are none, or that would make a request look endless")
+def numbers(lab):
+    engines = [lab.own(Engine()) for _ in range(2)]
+    pods = [engine.pod(name=f"pod-{number}", speed="8b-h200") for number, engine in enumerate(engines)]
+    router = lab.serve({"pods": pods, "models": [{"name": "m", "tokenizer": "bytes"}]}, pods=2)
+    bystander = lab.bystander(router)
+    bodies = [f'{{"model":"m","prompt":"a","{field}":{number}}}' for field in NUMERIC for number in NUMBERS]
+    bodies += [
+        f'{{"model":"m","prompt":{prompt}}}'
+        for prompt in (*NUMBERS, "[[1,2],[3]]", "[4294967296]", '["a",1]', "[-1]", "[[]]")
+    ]
+    bodies += [f'{{"model":{name},"prompt":"a"}}' for name in NUMBERS]
+    answers = in_parallel(
+        lambda body: router.post(body=body.encode(), headers={"content-type": "application/json"}), bodies
+    )
+    for body, answer in zip(bodies, answers):
+        lab.check(answer.status in (200, 400, 404), f"{body[:80]} gave {answer.status} {answer.text[:80]}")
+    bystander.report(lab, slowest=3)
 
 
 # Chats that a template may not be able to render.

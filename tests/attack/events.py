@@ -83,6 +83,29 @@ def access(lab):
     lab.check(blocks(open_router, "a") == 0, "what a page sent was applied")
 
 
+@attack("keeping sidecars out with connections that send nothing, half a head or no token")
+def lockout(lab):
+    router, address = push_router(lab, token="secret")
+    kinds = [b"POST /events/stored HTTP/1.1\r\nx: ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    for kind in kinds:
+        streams = [connect(address) for _ in range(2500)]
+        for stream in streams:
+            try:
+                stream.sendall(kind)
+            except OSError:
+                pass  # Closed to make room.
+        started = time.monotonic()
+        status = post(address, "/events/register", {"pod": "a"}, authorization="Bearer secret").status
+        took = time.monotonic() - started
+        lab.check(
+            status == 200 and took < 3,
+            f"beside 2,500 connections with {kind[:20]!r} a sidecar got {status} after {took:.1f} s",
+        )
+        for stream in streams:
+            stream.close()
+    lab.check(router.is_serving(), "clients are not served")
+
+
 def odd_reports():
     """Reports that are none, or that lie."""
     plain = REPORT["stored"][0]

@@ -350,6 +350,9 @@ def paths(lab):
         served.refused(f"a form at {path}", path, body, form)
     for path in WITHOUT_BODY:
         served.refused(f"a body at {path}", path, {"model": "m", "prompt": "a"})
+    for path, body in PATHS.items():
+        _, arrived = served.send(path, {"model": "m", **body})
+        lab.check(arrived is not None, f"{path} is refused: the check is blind")
 
 
 PLAIN = '{"model":"m","input":"a","cache_salt":"theirs"}'

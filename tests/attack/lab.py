@@ -126,8 +126,16 @@ class Lab:
 
     def end(self):
         for thing in reversed(self._things):
+            if isinstance(thing, Router):
+                self._read_log(thing.log())
             thing.end()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read_log(self, log):
+        """Whatever an attack tries, no thread may panic or get stuck."""
+        for line in log.splitlines():
+            if "panicked" in line or "thread stuck" in line:
+                self.broken.append(f"the log of the router says: {line[:300]}")
 
     def engines(self, *arguments, speed=100):
         """Simulated engines."""
