@@ -204,17 +204,17 @@ def templates(lab):
     bystander.report(lab, slowest=3, least=5)
 
 
-@attack("stalled bodies: 80 connections with 15.9 of 16 MiB sent, and many with only a head", alone=True)
+@attack("stalled bodies: 120 connections of two tenants with 15.9 of 16 MiB sent, and 300 with only a head", alone=True)
 def stalled(lab):
     engine = lab.own(Engine())
-    router = lab.serve({"pods": [engine.pod()], "tenants": tenants("a", "b")})
+    router = lab.serve({"pods": [engine.pod()], "tenants": tenants("a", "b", "c")})
     bystander = lab.bystander(router, bearer("b"))
     sent = b'{"model":"m","prompt":"' + b"x" * int(15.9 * MIB)
 
-    def stall(_):
+    def stall(number):
         stream = connect(router.address, timeout=6)
         try:
-            stream.sendall(head(16 * MIB, "key-a"))
+            stream.sendall(head(16 * MIB, "key-c" if number % 3 == 0 else "key-a"))
             stream.sendall(sent)
         except OSError:
             pass  # A router that reads no more of it, or has refused it: both are fine.
@@ -223,9 +223,9 @@ def stalled(lab):
     only_heads = [connect(router.address) for _ in range(300)]
     for stream in only_heads:
         stream.sendall(head(16 * MIB, "key-a"))
-    streams = in_parallel(stall, range(80), threads=80)
+    streams = in_parallel(stall, range(120), threads=120)
     most = router.memory("VmHWM")
-    lab.check(most < 700, f"{most:.0f} MiB for 80 stalled bodies (limit 700)")
+    lab.check(most < 700, f"{most:.0f} MiB for 120 stalled bodies (limit 700)")
     answer = router.post(headers=bearer("b"), body={"model": "m", "prompt": "y" * (4 * MIB), "max_tokens": 1})
     lab.check(answer.status == 200, f"4 MiB of another tenant gave {answer.status} meanwhile")
     for stream in streams + only_heads:
