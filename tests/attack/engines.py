@@ -253,22 +253,18 @@ class Liar(Engine):
         return not callable(self.page)
 
 
-def page_of(body):
-    return respond(body)
-
-
 LIES = {
-    "no JSON": page_of(b"<html>"),
-    "deep JSON": page_of(b"[" * 100_000),
-    "many models": page_of({"data": [{"id": f"model-{number}"} for number in range(20_000)]}),
-    "long names": page_of({"data": [{"id": "x" * 1_000_000}]}),
-    "names of metrics": page_of({"data": [{"id": 'm"} 1\nforged{a="'}]}),
-    "names that are none": page_of({"data": [{"id": 7}, {"id": None}, 5, {"id": {"a": 1}}]}),
-    "a metrics page that is none": page_of(b"vllm:num_requests_running{" * 100_000),
-    "odd numbers": page_of(
+    "no JSON": respond(b"<html>"),
+    "deep JSON": respond(b"[" * 100_000),
+    "many models": respond({"data": [{"id": f"model-{number}"} for number in range(20_000)]}),
+    "long names": respond({"data": [{"id": "x" * 1_000_000}]}),
+    "names of metrics": respond({"data": [{"id": 'm"} 1\nforged{a="'}]}),
+    "names that are none": respond({"data": [{"id": 7}, {"id": None}, 5, {"id": {"a": 1}}]}),
+    "a metrics page that is none": respond(b"vllm:num_requests_running{" * 100_000),
+    "odd numbers": respond(
         b"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1e308\nvllm:kv_cache_usage_perc Inf\n" * 1000
     ),
-    "block sizes": page_of(b'vllm:cache_config_info{block_size="0"} 1\nvllm:cache_config_info{block_size="-16"} 1\n'),
+    "block sizes": respond(b'vllm:cache_config_info{block_size="0"} 1\nvllm:cache_config_info{block_size="-16"} 1\n'),
     "endless": begun(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", BLOCK),
     "hanging": endless(b"", 0.5),
 }

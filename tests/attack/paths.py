@@ -30,7 +30,7 @@ MANAGEMENT = [
 ]
 
 
-def escaped(path, letter=1, upper=False):
+def escaped(path, letter, upper=False):
     """One character as an escape."""
     code = f"%{ord(path[letter]):02x}"
     return path[:letter] + (code.upper() if upper else code) + path[letter + 1 :]
@@ -43,7 +43,7 @@ SPELLINGS = [
     ("empty query", lambda path: path + "?"),
     ("fragment", lambda path: path + "#x"),
     ("escaped letter", lambda path: escaped(path, len(path) // 2)),
-    ("escaped first letter", lambda path: escaped(path + " "[: len(path) < 2], 1 if len(path) > 1 else 0)),
+    ("escaped first letter", lambda path: escaped(path, min(1, len(path) - 1))),
     ("escaped in capitals", lambda path: escaped(path, len(path) // 2, upper=True)),
     ("escaped slash", lambda path: "/%2f" + path[1:]),
     ("escaped slash inside", lambda path: "/v1%2f.." + path),
