@@ -212,8 +212,12 @@ mod tests {
         let limits = LIMITS();
         let sender = BodySender { tenant: None, address: IpAddr::from([10, 0, 0, 1]) };
         let rules = BodyRules { budget, limits: &limits, most: limits.body_bytes, sender };
-        let mut body = ClientReply::Pieces(receiver);
-        let (read, ()) = tokio::join!(read(&mut body, &rules), send(pieces));
+        // Drops the body when it was read, so that the sender learns of it.
+        let reading = async {
+            let mut body = ClientReply::Pieces(receiver);
+            read(&mut body, &rules).await
+        };
+        let (read, ()) = tokio::join!(reading, send(pieces));
         read
     }
 

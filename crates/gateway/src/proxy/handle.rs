@@ -26,8 +26,7 @@ use hyper::header::HeaderValue;
 use hyper::{Request, Response, StatusCode};
 use std::net::IpAddr;
 use std::sync::Arc;
-use tokio::time::Instant;
-use wornpath_config::OFFLINE;
+use wornpath_config::{OFFLINE, TenantSettings};
 use wornpath_execution::{
     CallOptions, PlanResponse, RequestFingerprint, RetryBudgets, StepCall, Timeouts, execute,
 };
@@ -113,10 +112,8 @@ async fn run_stages(
     if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
         context.write(&mut call.headers);
     }
-    let length = settings.limits.length(call.body.len());
     let origin = tenant.map_or(Origin::Address(address), Origin::Tenant);
-    let deadline = length.is_long.then(|| Instant::now() + settings.limits.tokenize_time);
-    let work = BodyWork { length, origin, deadline };
+    let work = BodyWork::new(call.body.len(), origin, &settings.limits);
     let mut body = read_body(worker, summary.api, &call, &work).await?;
     let mut snapshot = gateway.snapshot();
     if snapshot.may_yet_serve(&body.model) {
@@ -126,11 +123,7 @@ async fn run_stages(
     body.request.arrival = arrived;
     body.request.wall = unix_time();
     body.request.headers = shown;
-    if let Some(tenant) = tenant {
-        body.request.priority = tenant.priority;
-        body.request.weight = tenant.weight;
-        body.request.tenant = Some(tenant.name.clone());
-    }
+    set_tenant(&mut body, tenant);
     replace_alias(&body, &mut call, &snapshot)?;
     set_engine_priority(&body, &mut call, &settings)?;
     isolate(&mut body, &mut call, &settings)?;
@@ -152,7 +145,7 @@ async fn run_stages(
         summary.predicted_tokens = None;
     }
     summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
-    let decided = decide(worker, profile, context, length, &mut trace).await;
+    let decided = decide(worker, profile, context, work.length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
     summary.decided = gateway.now().since(arrived);
     let tenant_budget = gateway.tenant_budget(summary.tenant.as_ref());
@@ -197,6 +190,13 @@ async fn run_stages(
     let done = Box::pin(multi_step::execute(worker, profile, task)).await?;
     summary.trace = kept(done.trace);
     Ok((done.response?, done.permit))
+}
+
+fn set_tenant(body: &mut ParsedBody, tenant: Option<&TenantSettings>) {
+    let Some(tenant) = tenant else { return };
+    body.request.priority = tenant.priority;
+    body.request.weight = tenant.weight;
+    body.request.tenant = Some(tenant.name.clone());
 }
 
 /// Refuses a request that broke the connections to two pods a short while ago.
@@ -284,8 +284,7 @@ async fn run_planned_stages(
     let gateway = &worker.gateway;
     let settings = gateway.settings();
     let snapshot = gateway.snapshot();
-    let length = settings.limits.length(call.body.len());
-    let work = BodyWork { length, origin: Origin::Batch, deadline: None };
+    let work = BodyWork::new(call.body.len(), Origin::Batch, &settings.limits);
     let mut body = read_body(worker, summary.api, &call, &work).await?;
     body.request.model = snapshot.model(&body.model);
     body.request.arrival = arrived;
@@ -305,7 +304,7 @@ async fn run_planned_stages(
     let mut trace = None;
     let profile = planned.profile;
     let context = prepare(worker, profile, body.request, &work, &mut trace).await?;
-    let decided = decide(worker, profile, context, length, &mut trace).await?;
+    let decided = decide(worker, profile, context, work.length, &mut trace).await?;
     (planned.decided)();
     summary.decided = gateway.now().since(arrived);
     // The first byte of an answer that is not streamed comes when all of it is computed.
@@ -324,7 +323,7 @@ async fn run_planned_stages(
         worker,
         profile,
         context,
-        bytes: length.bytes,
+        bytes: work.length.bytes,
         trace,
         snapshot: gateway.snapshot(),
         insert,

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use wornpath_blocks::set_yield_hook;
-use wornpath_config::{BodyLength, TenantSettings};
+use wornpath_config::{BodyLength, GatewayLimits, TenantSettings};
 
 /// The nice value of these threads: on a fully loaded machine they get at most a third of the CPU
 /// time that other threads get.
@@ -60,7 +60,14 @@ pub(crate) struct BodyWork<'a> {
     pub(crate) deadline: Option<Instant>,
 }
 
-impl BodyWork<'_> {
+impl<'a> BodyWork<'a> {
+    pub(crate) fn new(bytes: usize, origin: Origin<'a>, limits: &GatewayLimits) -> Self {
+        let length = limits.length(bytes);
+        let has_deadline = length.is_long && !matches!(origin, Origin::Batch);
+        let deadline = has_deadline.then(|| Instant::now() + limits.tokenize_time);
+        Self { length, origin, deadline }
+    }
+
     fn load(&self) -> Load<Sender> {
         let (sender, weight) = match self.origin {
             Origin::Tenant(tenant) => (Sender::Tenant(tenant.name.clone()), tenant.weight),

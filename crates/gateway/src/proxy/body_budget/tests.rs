@@ -3,7 +3,11 @@
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
+<<<<<<< HEAD
 use std::net::IpAddr;
+=======
+use std::rc::Rc;
+>>>>>>> ad43fe754b705e10b68e5fa356a330f05ceee882
 
 const MIB: usize = 1 << 20;
 
@@ -132,13 +136,12 @@ async fn bodies_that_wait_for_each_other_do_not_all_give_up() {
     const BODIES: u8 = 64;
     const LIMIT: usize = 32 * MIB;
     let budget = Arc::<BodyBudget>::default();
-    let complete = Cell::new(0);
+    let complete = Rc::new(Cell::new(0));
     let started = Instant::now();
     let tasks = tokio::task::LocalSet::new();
-    let complete = std::rc::Rc::new(complete);
     for _ in 0..BODIES {
         let budget = Arc::clone(&budget);
-        let complete = std::rc::Rc::clone(&complete);
+        let complete = Rc::clone(&complete);
         let _detached = tasks.spawn_local(async move {
             // All advance step by step, so that together they need four times what they may have.
             let mut body = BodyReservation::new(&budget, owner(1));
