@@ -10,12 +10,38 @@ use crate::proxy::wait_queue::Waiter;
 use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use wornpath_execution::{
-    CallAttempt, CallFailure, CallOptions, PlanResponse, Router, StepCall, Target, execute,
+    CallAttempt, CallFailure, CallOptions, PlanResponse, RequestFingerprint, RetryBudget,
+    RetryBudgets, Router, StepCall, Target, Timeouts, execute,
 };
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{Outcome, Profile, Rejection, Retry, RoutingContext, RoutingPlan};
+
+/// How the calls of one request are made.
+#[derive(Debug)]
+pub(crate) struct CallPolicy {
+    pub(crate) timeouts: Timeouts,
+    /// As in [`CallOptions`].
+    pub(crate) whole_answer: Option<Duration>,
+    pub(crate) tenant_budget: Option<Arc<RetryBudget>>,
+    pub(crate) fingerprint: RequestFingerprint,
+}
+
+impl CallPolicy {
+    pub(crate) fn options<'a>(&'a self, worker: &'a Worker) -> CallOptions<'a> {
+        let gateway = &worker.gateway;
+        CallOptions {
+            budget: RetryBudgets { router: &gateway.budget, tenant: self.tenant_budget.as_deref() },
+            timeouts: self.timeouts,
+            whole_answer: self.whole_answer,
+            worker: worker.number,
+            request: self.fingerprint,
+            poison: &gateway.poison,
+        }
+    }
+}
 
 /// Runs a plan of one step for a client.
 pub(crate) async fn execute_one_step(

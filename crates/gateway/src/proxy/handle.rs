@@ -7,7 +7,7 @@ use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::decide::{Decided, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::{Replanner, execute_one_step};
+use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
 use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
 use crate::proxy::ingress::replace_alias;
@@ -27,9 +27,7 @@ use hyper::{Request, Response, StatusCode};
 use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_config::{OFFLINE, TenantSettings};
-use wornpath_execution::{
-    CallOptions, PlanResponse, RequestFingerprint, RetryBudgets, StepCall, Timeouts, execute,
-};
+use wornpath_execution::{PlanResponse, RequestFingerprint, StepCall, Timeouts, execute};
 use wornpath_index::Moment;
 use wornpath_index::PodId;
 use wornpath_routing::queue::Priority;
@@ -149,14 +147,8 @@ async fn run_stages(
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
     summary.decided = gateway.now().since(arrived);
     let tenant_budget = gateway.tenant_budget(summary.tenant.as_ref());
-    let options = CallOptions {
-        budget: RetryBudgets { router: &gateway.budget, tenant: tenant_budget.as_deref() },
-        timeouts: settings.timeouts,
-        whole_answer,
-        worker: worker.number,
-        request: fingerprint,
-        poison: &gateway.poison,
-    };
+    let timeouts = settings.timeouts;
+    let policy = CallPolicy { timeouts, whole_answer, tenant_budget, fingerprint };
     let Decided { context, plan, insert } = decided;
     if plan.steps.len() == 1 {
         let replanner = Replanner {
@@ -170,23 +162,14 @@ async fn run_stages(
             lease: None,
             summary: Some(summary),
         };
+        let options = policy.options(worker);
         let response = execute_one_step(plan, &call, &options, replanner).await?;
         return Ok((response, permit));
     }
     if let Some(insert) = insert {
         worker.commit(insert);
     }
-    let task = multi_step::PlanTask {
-        plan,
-        call,
-        reservation,
-        context,
-        trace,
-        permit,
-        whole_answer,
-        tenant_budget,
-        fingerprint,
-    };
+    let task = multi_step::PlanTask { plan, call, reservation, context, trace, permit, policy };
     let done = Box::pin(multi_step::execute(worker, profile, task)).await?;
     summary.trace = kept(done.trace);
     Ok((done.response?, done.permit))
@@ -310,14 +293,7 @@ async fn run_planned_stages(
     // The first byte of an answer that is not streamed comes when all of it is computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
     let tenant_budget = gateway.tenant_budget(planned.tenant);
-    let options = CallOptions {
-        budget: RetryBudgets { router: &gateway.budget, tenant: tenant_budget.as_deref() },
-        timeouts,
-        whole_answer: None,
-        worker: worker.number,
-        request: fingerprint,
-        poison: &gateway.poison,
-    };
+    let policy = CallPolicy { timeouts, whole_answer: None, tenant_budget, fingerprint };
     let Decided { context, plan, insert } = decided;
     let mut replanner = Replanner {
         worker,
@@ -330,5 +306,5 @@ async fn run_planned_stages(
         lease: None,
         summary: None,
     };
-    Ok(execute(plan, &call, &options, &mut replanner).await?)
+    Ok(execute(plan, &call, &policy.options(worker), &mut replanner).await?)
 }

@@ -7,18 +7,14 @@
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::KvLease;
-use crate::proxy::execute::Replanner;
+use crate::proxy::execute::{CallPolicy, KvLease, Replanner};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::worker::Worker;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use wornpath_execution::{
-    self as execution, CallFailure, CallOptions, PlanResponse, RequestFingerprint, RetryBudget,
-    RetryBudgets, StepCall,
-};
+use wornpath_execution::{self as execution, CallFailure, PlanResponse, StepCall};
 use wornpath_index::Moment;
 use wornpath_routing::{Profile, Rejection, RoutingContext, RoutingPlan};
 
@@ -35,10 +31,7 @@ pub(crate) struct PlanTask {
     pub(crate) trace: Option<Box<RequestTrace>>,
     /// Held as long as the plan runs, with or without its client.
     pub(crate) permit: Option<QuotaPermit>,
-    /// As in [`CallOptions`].
-    pub(crate) whole_answer: Option<Duration>,
-    pub(crate) tenant_budget: Option<Arc<RetryBudget>>,
-    pub(crate) fingerprint: RequestFingerprint,
+    pub(crate) policy: CallPolicy,
 }
 
 /// A plan that has run.
@@ -72,16 +65,8 @@ async fn run(
 ) -> Option<PlanDone> {
     let gateway = &worker.gateway;
     let lease = KvLease::default();
-    let PlanTask { plan, call, context, trace, permit, whole_answer, .. } = task;
-    let _held_until_the_answer_begins = task.reservation;
-    let options = CallOptions {
-        budget: RetryBudgets { router: &gateway.budget, tenant: task.tenant_budget.as_deref() },
-        timeouts: gateway.settings().timeouts,
-        whole_answer,
-        worker: worker.number,
-        request: task.fingerprint,
-        poison: &gateway.poison,
-    };
+    let PlanTask { plan, call, reservation: _held, context, trace, permit, policy } = task;
+    let options = policy.options(&worker);
     let mut replanner = Replanner {
         worker: &worker,
         profile: &profile,

@@ -3,11 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
-<<<<<<< HEAD
 use std::net::IpAddr;
-=======
 use std::rc::Rc;
->>>>>>> ad43fe754b705e10b68e5fa356a330f05ceee882
 
 const MIB: usize = 1 << 20;
 
