@@ -257,6 +257,7 @@ LIES = {
     "no JSON": respond(b"<html>"),
     "deep JSON": respond(b"[" * 100_000),
     "many models": respond({"data": [{"id": f"model-{number}"} for number in range(20_000)]}),
+    "many adapters": respond({"data": [{"id": f"l{number}", "parent": "m"} for number in range(100_000)]}),
     "long names": respond({"data": [{"id": "x" * 1_000_000}]}),
     "names of metrics": respond({"data": [{"id": 'm"} 1\nforged{a="'}]}),
     "names that are none": respond({"data": [{"id": 7}, {"id": None}, 5, {"id": {"a": 1}}]}),

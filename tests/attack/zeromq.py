@@ -58,6 +58,12 @@ def numbered(sequence, payload, topic=b"kv@a@m"):
     return message(topic, struct.pack(">Q", sequence & (1 << 64) - 1), payload)
 
 
+def hold(stream):
+    """Keeps the connection open until the router closes it."""
+    while stream.recv(4096):
+        pass
+
+
 class Publisher:
     """Calls `talk(stream)` for each subscriber; by default after the handshake, with a socket that is subscribed."""
 
