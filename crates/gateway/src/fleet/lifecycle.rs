@@ -13,6 +13,7 @@ use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
 use bytes::Bytes;
 use serde_json::Value;
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -395,11 +396,9 @@ fn facts_with(pod: &PodConfig, cards: &[Value]) -> PodFacts {
     if facts.models.is_empty() {
         facts.models = cards.iter().filter(is_base).filter_map(name).collect();
     }
-    for lora in cards.iter().filter(|card| !is_base(card)).filter_map(name) {
-        if !facts.loras.contains(&lora) {
-            facts.loras.push(lora);
-        }
-    }
+    let mut known: HashSet<Name> = facts.loras.iter().cloned().collect();
+    let loras = cards.iter().filter(|card| !is_base(card)).filter_map(name);
+    facts.loras.extend(loras.filter(|lora| known.insert(lora.clone())));
     facts
 }
 

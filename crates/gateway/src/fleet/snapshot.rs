@@ -45,13 +45,12 @@ pub(crate) struct ContextLimit {
 }
 
 impl ContextLimit {
-    /// The limit of a pod for a base model.
-    fn of(entry: &PodEntry, base: &Name) -> Option<Self> {
+    /// The limit of a pod for the base model of this card.
+    fn of(entry: &PodEntry, card: Option<&Value>) -> Option<Self> {
         if let Some(tokens) = entry.pod.facts().context_tokens {
             return Some(Self { tokens: tokens as usize, is_configured: true });
         }
-        let card = entry.cards.iter().find(|card| card["id"] == *base.as_str())?;
-        let tokens = usize::try_from(card["max_model_len"].as_u64()?).ok()?;
+        let tokens = usize::try_from(card?["max_model_len"].as_u64()?).ok()?;
         (tokens > 0).then_some(Self { tokens, is_configured: false })
     }
 
@@ -90,8 +89,11 @@ impl FleetSnapshot {
         let mut context_limits = HashMap::<Name, Option<ContextLimit>>::new();
         for entry in &entries {
             let facts = entry.pod.facts();
+            let cards: HashMap<_, _> =
+                entry.cards.iter().map(|card| (card["id"].as_str(), card)).collect();
             for base in &facts.models {
-                let limit = ContextLimit::of(entry, base);
+                let card = cards.get(&Some(base.as_str())).copied();
+                let limit = ContextLimit::of(entry, card);
                 let longest = context_limits.entry(base.clone()).or_insert(limit);
                 *longest = longest.zip(limit).map(|(one, other)| one.or_longer(other));
                 let choice = ModelChoice { base: base.clone(), lora: None };
@@ -205,15 +207,18 @@ impl FleetSnapshot {
     /// The model cards of all pods, each model once, and cards for the aliases.
     #[must_use]
     pub fn cards(&self) -> Vec<Value> {
+        let all = self.entries.iter().flat_map(|entry| entry.cards.iter());
+        let mut known: HashMap<Option<&str>, usize> = HashMap::new();
         let mut cards: Vec<Value> = Vec::new();
-        for card in self.entries.iter().flat_map(|entry| entry.cards.iter()) {
-            if !cards.iter().any(|other| other["id"] == card["id"]) {
+        for card in all {
+            known.entry(card["id"].as_str()).or_insert_with(|| {
                 cards.push(card.clone());
-            }
+                cards.len() - 1
+            });
         }
         for (alias, model) in &self.aliases {
-            if let Some(card) = cards.iter().find(|card| card["id"] == *model.as_str()) {
-                let mut card = card.clone();
+            if let Some(at) = known.get(&Some(model.as_str())) {
+                let mut card = cards[*at].clone();
                 card["id"] = alias.as_str().into();
                 cards.push(card);
             }

@@ -187,10 +187,16 @@ pub(crate) fn check_spelling(path: &str) -> Result<(), String> {
     if let Some((code, meant)) = needless_escape {
         return Err(format!("the path `{path}` has `{code}`; write it as `{meant}`"));
     }
+    if let Some(at) = path.to_ascii_lowercase().find("%5c") {
+        let code = &path[at..at + 3];
+        return Err(format!("the path `{path}` has `{code}`, which some servers read as a slash"));
+    }
     if path.contains("//") {
         return Err(format!("the path `{path}` has `//`; write one slash"));
     }
-    match path.split('/').find(|segment| matches!(*segment, "." | "..")) {
+    // Some servers drop the parameters of a segment, which follow a semicolon.
+    let is_dots = |segment: &&str| matches!(segment.split(';').next(), Some("." | ".."));
+    match path.split('/').find(is_dots) {
         Some(dots) => {
             Err(format!("the path `{path}` has the segment `{dots}`; write the path that is meant"))
         }
@@ -270,6 +276,8 @@ mod tests {
             ("/v1/chat/%63ompletions", "`%63`"),
             ("/v1/x/%2E%2e/load_lora_adapter", "`%2E`; write it as `.`"),
             ("/v1%2Fcompletions", "`%2F`; write it as `/`"),
+            ("/v1/..%5Csleep", "`%5C`, which some servers read as a slash"),
+            ("/v1/..;a=b/sleep", "the segment `..;a=b`"),
             ("/v1//completions", "`//`"),
             ("//v1/completions", "`//`"),
             ("/v1/./completions", "segment `.`"),
