@@ -11,7 +11,7 @@
 //!
 //! Time is an argument.
 
-use crate::call::StepCall;
+use hyper::Method;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -83,11 +83,10 @@ impl PoisonRequests {
 
     /// The fingerprint of a request.
     #[must_use]
-    pub fn fingerprint(&self, call: &StepCall) -> RequestFingerprint {
+    pub fn fingerprint(&self, method: &Method, path: &str, body: &[u8]) -> RequestFingerprint {
         let mut hash = Xxh3::with_seed(self.seed);
-        hash.update(call.method.as_str().as_bytes());
-        hash.update(call.path.as_str().as_bytes());
-        let body = &call.body;
+        hash.update(method.as_str().as_bytes());
+        hash.update(path.as_bytes());
         hash.update(&body.len().to_le_bytes());
         let ends = body.len().min(HASHED_ENDS);
         hash.update(&body[..ends]);
@@ -194,19 +193,7 @@ fn minute(now: Moment) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
-    use hyper::{HeaderMap, Method};
-
     const ONE: RequestFingerprint = RequestFingerprint(1);
-
-    fn call(body: impl Into<Bytes>) -> StepCall {
-        StepCall {
-            method: Method::POST,
-            path: "/v1/completions".parse().expect("a path"),
-            headers: HeaderMap::new(),
-            body: body.into(),
-        }
-    }
 
     #[test]
     fn a_request_is_poison_when_it_has_broken_two_endpoints_and_for_a_minute() {
@@ -265,7 +252,7 @@ mod tests {
     #[test]
     fn fingerprints_differ_by_path_length_both_ends_and_samples_of_the_body() {
         let poison = PoisonRequests::new(7);
-        let of = |body: Vec<u8>| poison.fingerprint(&call(body));
+        let of = |body: Vec<u8>| poison.fingerprint(&Method::POST, "/v1/completions", &body);
         for length in [0, 1, 100, HASHED_ENDS, HASHED_ENDS + 1, 2 * HASHED_ENDS + 7, 1 << 20] {
             let body = vec![b'x'; length];
             assert_eq!(of(body.clone()), of(body.clone()));
@@ -279,12 +266,9 @@ mod tests {
                 }
             }
         }
-        let mut other = call("{}");
-        other.path = "/v1/chat/completions".parse().expect("a path");
-        assert_ne!(poison.fingerprint(&call("{}")), poison.fingerprint(&other));
-        assert_ne!(
-            poison.fingerprint(&call("{}")),
-            PoisonRequests::new(8).fingerprint(&call("{}"))
-        );
+        let of_path = |path| poison.fingerprint(&Method::POST, path, b"{}");
+        assert_ne!(of_path("/v1/completions"), of_path("/v1/chat/completions"));
+        let other = PoisonRequests::new(8).fingerprint(&Method::POST, "/v1/completions", b"{}");
+        assert_ne!(of_path("/v1/completions"), other);
     }
 }

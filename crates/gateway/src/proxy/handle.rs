@@ -184,7 +184,7 @@ fn set_tenant(body: &mut ParsedBody, tenant: Option<&TenantSettings>) {
 
 /// Refuses a request that broke the connections to two pods a short while ago.
 fn refuse_poison(gateway: &Gateway, call: &StepCall) -> Result<RequestFingerprint, ErrorResponse> {
-    let request = gateway.poison.fingerprint(call);
+    let request = gateway.poison.fingerprint(&call.method, call.path.as_str(), &call.body);
     let Some(left) = gateway.poison.poisonous_for(request, gateway.now()) else {
         return Ok(request);
     };
