@@ -387,14 +387,14 @@ impl<R: Router> PlanExecution<'_, R> {
     /// An endpoint failed: by its own fault or that of the request.
     fn add_failure(&mut self, step: &Name, endpoint: &Arc<Endpoint>, outcome: CallOutcome) {
         let now = self.router.now();
-        if outcome == CallOutcome::Lost {
-            self.options.poison.broke_connection(self.options.request, endpoint.url(), now);
-        }
         if !outcome.needs_confirmation() {
             return;
         }
-        if self.blamed().is_none() {
+        let Some(request) = self.blamed() else {
             return endpoint.confirm_outcome(outcome, None, now);
+        };
+        if outcome == CallOutcome::Lost {
+            self.options.poison.broke_connection(request, endpoint.url(), now);
         }
         let endpoint = Arc::clone(endpoint);
         self.unconfirmed.push(UnconfirmedFailure { step: step.clone(), endpoint, outcome });
@@ -404,9 +404,6 @@ impl<R: Router> PlanExecution<'_, R> {
     /// the last step is answered, so did all.
     fn confirm_failures(&mut self, step: &Name, until: ReadUntil) {
         let request = Some(self.options.request);
-        if until == ReadUntil::FirstByte {
-            self.options.poison.answered(self.options.request, self.router.now());
-        }
         for failure in std::mem::take(&mut self.unconfirmed) {
             if until == ReadUntil::FirstByte || failure.step == *step {
                 let now = self.router.now();

@@ -5,9 +5,9 @@
 //! and so is every request with the same bytes. If such a request succeeds after all, it was bad
 //! luck, and it is forgotten.
 //!
-//! Also remembered, as far as there is room, is which requests were answered lately: clients send
-//! the same bytes again and again, and a request that one pod answers is not to blame if another
-//! pod fails.
+//! Also remembered, as far as there is room, is which requests succeeded lately: clients send the
+//! same bytes again and again, and a request that one pod answers is not to blame if another pod
+//! fails.
 //!
 //! Time is an argument.
 
@@ -133,22 +133,10 @@ impl PoisonRequests {
         Some(broken.until.since(now)).filter(|left| !left.is_zero())
     }
 
-    /// An engine answered the request, at least with the first byte.
-    pub(crate) fn answered(&self, request: RequestFingerprint, now: Moment) {
-        let slot = self.slot(request);
-        let kept = request.0 & !MINUTE_BITS | minute(now);
-        if slot.load(Relaxed) != kept {
-            slot.store(kept, Relaxed);
-        }
-    }
-
-    /// The request, if it may be to blame for a failure: no engine has answered the same request
-    /// within the last minute, as far as is known.
-    pub(crate) fn blamed(
-        &self,
-        request: RequestFingerprint,
-        now: Moment,
-    ) -> Option<RequestFingerprint> {
+    /// The request, if it may be to blame for a failure: the same request has not succeeded within
+    /// the last minute, as far as is known.
+    #[must_use]
+    pub fn blamed(&self, request: RequestFingerprint, now: Moment) -> Option<RequestFingerprint> {
         let kept = self.slot(request).load(Relaxed);
         let is_same = kept & !MINUTE_BITS == request.0 & !MINUTE_BITS;
         let answered_in = kept & MINUTE_BITS;
@@ -160,8 +148,13 @@ impl PoisonRequests {
         &self.answered[(request.0 >> 32) as usize % ANSWERED]
     }
 
-    /// The client has the whole response to the request.
-    pub fn succeeded(&self, request: RequestFingerprint) {
+    /// A client got the whole response to the request.
+    pub fn succeeded(&self, request: RequestFingerprint, now: Moment) {
+        let slot = self.slot(request);
+        let kept = request.0 & !MINUTE_BITS | minute(now);
+        if slot.load(Relaxed) != kept {
+            slot.store(kept, Relaxed);
+        }
         if self.remembered.load(Relaxed) > 0 {
             let mut requests = self.lock();
             requests.remove(&request);
@@ -216,18 +209,18 @@ mod tests {
         let poison = PoisonRequests::new(7);
         poison.broke_connection(ONE, "a", Moment::ZERO);
         poison.broke_connection(ONE, "b", Moment::ZERO);
-        poison.succeeded(ONE);
+        poison.succeeded(ONE, Moment::ZERO);
         assert_eq!(poison.poisonous_for(ONE, Moment::ZERO), None);
     }
 
     #[test]
-    fn a_request_that_was_answered_lately_is_not_blamed() {
+    fn a_request_that_succeeded_lately_is_not_blamed() {
         let poison = PoisonRequests::new(7);
         let at = |seconds: u64| Moment::from_secs(1_000_000 + seconds);
         for fingerprint in [0, 1 << 8, 1 << 32, 0x0123_4567_89AB_CDEF, u64::MAX] {
             let request = RequestFingerprint(fingerprint);
             assert_eq!(poison.blamed(request, at(0)), Some(request));
-            poison.answered(request, at(0));
+            poison.succeeded(request, at(0));
             assert_eq!(poison.blamed(request, at(59)), None);
             assert_eq!(poison.blamed(request, at(200)), Some(request));
             let other = RequestFingerprint(fingerprint ^ 1 << 40);

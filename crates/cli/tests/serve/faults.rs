@@ -135,11 +135,14 @@ fn a_busy_pod_without_retry_after_does_not_attract_all_requests() {
     let gateway = Gateway::configured("faults_busy", &text, 2);
     busy.refuse("503 Service Unavailable");
     good.answer_after(Duration::from_millis(30));
-    let body = json!({"model": "m", "prompt": "a"});
+    let is_refused =
+        |prompt: String| gateway.post(ASK, &json!({"model": "m", "prompt": prompt})).status != 200;
+    let is_refused = &is_refused;
     let refused = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)
-            .map(|_| {
-                scope.spawn(|| (0..25).filter(|_| gateway.post(ASK, &body).status != 200).count())
+            .map(|client| {
+                let prompts = (0..25).map(move |number| format!("{number} of {client}"));
+                scope.spawn(move || prompts.filter(|prompt| is_refused(prompt.clone())).count())
             })
             .collect();
         clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()

@@ -256,9 +256,10 @@ impl Relay {
         if let Some(open) = &self.open {
             let gateway = &open.worker.gateway;
             let outcome = error.outcome();
-            open.endpoint.record_outcome(outcome, Some(open.request), gateway.now());
-            if outcome == CallOutcome::Lost {
-                gateway.poison.broke_connection(open.request, open.endpoint.url(), gateway.now());
+            let blamed = gateway.poison.blamed(open.request, gateway.now());
+            open.endpoint.record_outcome(outcome, blamed, gateway.now());
+            if let (Some(request), CallOutcome::Lost) = (blamed, outcome) {
+                gateway.poison.broke_connection(request, open.endpoint.url(), gateway.now());
             }
         }
         self.end(RequestEnd::Broken);
@@ -273,7 +274,7 @@ impl Relay {
         let Some(open) = self.open.take() else { return };
         let OpenResponse { mut step, permit, worker, mut summary, arrived, request, .. } = open;
         if end == RequestEnd::Whole {
-            worker.gateway.poison.succeeded(request);
+            worker.gateway.poison.succeeded(request, worker.gateway.now());
         }
         if end == RequestEnd::Whole || !summary.api.dialect().counts_only_at_the_end() {
             summary.usage = std::mem::take(&mut self.scan).usage();
