@@ -273,7 +273,9 @@ impl Relay {
     fn end(&mut self, end: RequestEnd) {
         let Some(open) = self.open.take() else { return };
         let OpenResponse { mut step, permit, worker, mut summary, arrived, request, .. } = open;
-        if end == RequestEnd::Whole {
+        // An error of the engine is complete too, and shows nothing.
+        let is_refused = summary.status >= 500 || summary.status == 429;
+        if end == RequestEnd::Whole && !is_refused {
             worker.gateway.poison.succeeded(request, worker.gateway.now());
         }
         if end == RequestEnd::Whole || !summary.api.dialect().counts_only_at_the_end() {
