@@ -359,10 +359,13 @@ impl<R: Router> PlanExecution<'_, R> {
             result => result,
         };
         let outcome = outcome(&result);
-        in_flight.finish(outcome, self.blamed(), self.router.now());
         if outcome == CallOutcome::Good {
-            self.confirm_failures(&step.name, until);
+            in_flight.finish(outcome, None, self.router.now());
+            if !self.unconfirmed.is_empty() {
+                self.confirm_failures(&step.name, &endpoint, until);
+            }
         } else {
+            in_flight.finish(outcome, self.blamed(), self.router.now());
             self.add_failure(&step.name, &endpoint, outcome);
         }
         if let Some(started) = traced_since {
@@ -400,16 +403,16 @@ impl<R: Router> PlanExecution<'_, R> {
         self.unconfirmed.push(UnconfirmedFailure { step: step.clone(), endpoint, outcome });
     }
 
-    /// An endpoint answered: endpoints that failed in the same step failed by their own fault. If
-    /// the last step is answered, so did all.
-    fn confirm_failures(&mut self, step: &Name, until: ReadUntil) {
+    /// An endpoint answered: others that failed in the same step failed by their own fault. If the
+    /// last step is answered, so did all.
+    fn confirm_failures(&mut self, step: &Name, answered: &Arc<Endpoint>, until: ReadUntil) {
         let request = Some(self.options.request);
+        let now = self.router.now();
         for failure in std::mem::take(&mut self.unconfirmed) {
-            if until == ReadUntil::FirstByte || failure.step == *step {
-                let now = self.router.now();
-                failure.endpoint.confirm_outcome(failure.outcome, request, now);
-            } else {
+            if until == ReadUntil::End && failure.step != *step {
                 self.unconfirmed.push(failure);
+            } else if !Arc::ptr_eq(&failure.endpoint, answered) {
+                failure.endpoint.confirm_outcome(failure.outcome, request, now);
             }
         }
     }
