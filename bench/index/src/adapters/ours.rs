@@ -93,7 +93,7 @@ impl Index for Ours {
                     // Offloaded blocks come as bare names, as real engines send them.
                     let content = match tier {
                         Tier::Gpu => Content::Chained { parent, contents },
-                        _ => Content::Named,
+                        _ => Content::KnownAliases,
                     };
                     CacheEvent::Stored(StoredBlocks { tier, blocks, content, locations: &[] })
                 }
