@@ -363,3 +363,45 @@ def flood(lab):
         router.memory("VmHWM") < 512, f"{router.memory('VmHWM'):.0f} MiB after {sent['batches']} batches of 1024 blocks"
     )
     bystander.report(lab, slowest=3)
+
+
+def throttles(router, pod):
+    """How often reading a pod's events was paused, by the metrics."""
+    start = f'wornpath_pod_event_throttled_total{{pod="{pod}"}} '
+    page = router.operate("GET", "/metrics").body.decode()
+    return float(next(line for line in page.splitlines() if line.startswith(start))[len(start) :])
+
+
+@attack("a flood of messages without blocks: clears, empty batches, garbage, commands")
+def empty_flood(lab):
+    started = {}
+    payloads = {"clears": zeromq.batch(["AllBlocksCleared"]), "empty": zeromq.batch(), "garbage": b"\xc1" * 40}
+
+    def sending(kind):
+        def send(stream):
+            if kind == "commands":
+                flood = zeromq.frame(b"\x04PONG", 4) * 5000
+            else:
+                messages = (zeromq.numbered(number, payloads[kind], topic=b"kv@evil@m") for number in range(5000))
+                flood = b"".join(messages)
+            started[kind] = True
+            while True:
+                stream.sendall(flood)
+
+        return send
+
+    kinds = [*payloads, "commands"]
+    _, router = publishing_router(lab, *map(sending, kinds))
+    bystander = lab.bystander(router)
+    until("the floods began", lambda: len(started) == len(kinds))
+    # The first seconds may use up the bursts.
+    time.sleep(3)
+    before = router.cpu()
+    time.sleep(4)
+    share = (router.cpu() - before) / 4
+    lab.check(share < 0.5, f"four floods keep {share:.2f} of a core busy")
+    for number, kind in enumerate(kinds):
+        until(f"the flood of {kind} is throttled", lambda: throttles(router, f"evil-{number}") > 0, 15)
+    lab.check(throttles(router, "good") == 0, "the other pod was throttled")
+    lab.check(blocks(router, "good") == 2, f"blocks of the other pod: {blocks(router, 'good')} instead of 2")
+    bystander.report(lab, slowest=3)

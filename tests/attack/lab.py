@@ -273,6 +273,12 @@ class Router:
             line = next(line for line in status if line.startswith(figure + ":"))
         return int(line.split()[1]) / 1024
 
+    def cpu(self):
+        """The processor time that it has used, in seconds."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def is_serving(self, headers=None):
         """Whether it answers a plain request."""
         return self.process.is_alive() and self.post(headers=headers).status == 200

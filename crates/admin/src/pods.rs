@@ -212,6 +212,7 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "resyncs": counters.snapshots + counters.rebuilds,
         "restarts": counters.restarts,
         "disagreements": counters.disagreements,
+        "throttled": counters.throttled,
         "unanswered": counters.failures,
         "last_malformed": status.last_malformed,
         // The state of the pod's checkpointed index entries.

@@ -63,6 +63,8 @@ pub enum SourceMessage {
     Unreachable(String),
     /// The source answers pings and has nothing to report.
     Alive,
+    /// Reading the source was paused: it sent too many messages that name no blocks.
+    Throttled,
     /// Cache events.
     Batch {
         /// Which batch it is.

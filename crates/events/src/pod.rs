@@ -196,6 +196,10 @@ impl PodFeed {
                 self.feed.alive(now);
                 None
             }
+            SourceMessage::Throttled => {
+                self.feed.throttled();
+                None
+            }
             SourceMessage::Disconnected => self.feed.disconnected(from),
             // The feed knows from `Disconnected` that it is not connected.
             SourceMessage::Unreachable(_) => None,

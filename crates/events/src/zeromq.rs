@@ -29,6 +29,8 @@ use wornpath_time::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+/// A useless message counts once more for each of these bytes, because it is decoded to its end.
+const CHARGED_BYTES: u64 = 256;
 /// Silence before a ping, and timeout of the ping.
 const PING_AFTER: Duration = Duration::from_secs(5);
 
@@ -148,6 +150,9 @@ impl ZeroMq {
 
     async fn receive(&mut self) -> Option<SourceMessage> {
         let Some(live) = &mut self.live else { return self.connect().await };
+        if live.take_paused() {
+            return Some(SourceMessage::Throttled);
+        }
         let replay = async {
             match &mut self.replay {
                 Some(replay) => replay.next().await,
@@ -158,7 +163,11 @@ impl ZeroMq {
             frames = live.receive() => match frames {
                 Ok(frames) => {
                     self.ping_at = Instant::now() + PING_AFTER;
-                    read(&frames, Delivery::Live, self.raw_payloads)
+                    let message = read(&frames, Delivery::Live, self.raw_payloads);
+                    if !names_blocks(message.as_ref()) {
+                        live.charge(1 + frames.iter().map(Bytes::len).sum::<usize>() as u64 / CHARGED_BYTES);
+                    }
+                    message
                 }
                 Err(error) => Some(self.lost(&error)),
             },
@@ -196,6 +205,11 @@ impl Transport for ZeroMq {
             replay.request(from);
         }
     }
+}
+
+/// Whether a message changes what a pod holds, by naming blocks. One that clears it does so once.
+fn names_blocks(message: Option<&SourceMessage>) -> bool {
+    matches!(message, Some(SourceMessage::Batch { batch, .. }) if batch.items() > 0)
 }
 
 /// Decodes a message. The end marker of replays means nothing in a live stream.

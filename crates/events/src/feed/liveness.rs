@@ -35,6 +35,11 @@ impl Feed {
         }
     }
 
+    /// Reading a source was paused.
+    pub fn throttled(&mut self) {
+        self.counters.throttled += 1;
+    }
+
     /// A relay is alive, and reports how far its engine's events go.
     pub fn heartbeat(&mut self, heartbeat: SourceHeartbeat, now: Moment) -> Option<Rebuild> {
         if self.is_quarantined(now) {

@@ -64,6 +64,8 @@ pub struct FeedCounters {
     pub restarts: u64,
     /// Digests that did not match.
     pub disagreements: u64,
+    /// Times that reading was paused because a source sent too many messages that name no blocks.
+    pub throttled: u64,
 }
 
 /// The status of one pod's events at one moment.

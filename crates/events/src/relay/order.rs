@@ -78,6 +78,10 @@ impl OrderedBatches {
                 self.feed.alive(now);
                 None
             }
+            SourceMessage::Throttled => {
+                self.feed.throttled();
+                None
+            }
             SourceMessage::Malformed { id, reason } => self.feed.malformed(id, reason, now),
             SourceMessage::ReplayEnd => self.feed.replay_ended(self.source, now),
             SourceMessage::Refused => {

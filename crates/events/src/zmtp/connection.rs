@@ -10,11 +10,21 @@ use bytes::{Bytes, BytesMut};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::time::{Instant, sleep_until};
+use wornpath_time::{Moment, TokenBucket};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Buffer for the next read; a longer message takes several.
 const READ_BYTES: usize = 64 << 10;
+
+/// What a peer may send per second that is of no use: commands, and what [`ZmtpConnection::charge`]
+/// counts.
+const USELESS_PER_SECOND: u32 = 10_000;
+const USELESS_BURST: u32 = 20_000;
+/// Reading is paused for at least this long, so that a flood does not wake its thread for every
+/// message.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// A peer after the handshake.
 pub struct ZmtpConnection<S> {
@@ -24,6 +34,11 @@ pub struct ZmtpConnection<S> {
     /// The frames of a message that is not complete yet.
     frames: Vec<Bytes>,
     ping: Ping,
+    opened: Instant,
+    useless: TokenBucket,
+    /// Nothing is read before.
+    paused_until: Option<Instant>,
+    was_paused: bool,
 }
 
 /// The peer's answers to pings. A peer that never answered may not support them.
@@ -63,10 +78,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
     /// # Errors
     /// The peer is not a ZeroMQ socket that talks to `own`.
     pub async fn handshake(stream: S, own: SocketKind) -> Result<Self, ZmtpError> {
-        let inbox = Inbox::default();
-        let frames = Vec::new();
-        let outbox = BytesMut::from(&GREETING[..]);
-        let mut this = Self { stream, inbox, outbox, frames, ping: Ping::NeverAnswered };
+        let mut this = Self {
+            stream,
+            inbox: Inbox::default(),
+            outbox: BytesMut::from(&GREETING[..]),
+            frames: Vec::new(),
+            ping: Ping::NeverAnswered,
+            opened: Instant::now(),
+            useless: TokenBucket::new(USELESS_PER_SECOND, USELESS_BURST),
+            paused_until: None,
+            was_paused: false,
+        };
         while this.inbox.bytes.len() < GREETING_BYTES {
             this.exchange().await?;
         }
@@ -93,8 +115,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
     /// The connection is lost.
     pub async fn receive(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
         loop {
+            if let Some(until) = self.paused_until {
+                sleep_until(until).await;
+                self.paused_until = None;
+            }
             match self.inbox.next()? {
-                Some(Frame::Command(body)) => self.handle_command(&body),
+                Some(Frame::Command(body)) => {
+                    self.handle_command(&body);
+                    self.charge(1);
+                }
                 Some(Frame::Part { body, more }) => {
                     self.frames.push(body);
                     if !more {
@@ -104,6 +133,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
                 None => self.exchange().await?,
             }
         }
+    }
+
+    /// Counts messages that were of no use against the peer's rate limit. Above it reading is
+    /// paused, so that the peer's own queue fills instead of our processor.
+    pub fn charge(&mut self, messages: u64) {
+        let wait = self.useless.take(messages, Moment::at(self.opened.elapsed()));
+        if wait > Duration::ZERO {
+            self.paused_until = Instant::now().checked_add(wait.max(MIN_PAUSE));
+            self.was_paused = true;
+        }
+    }
+
+    /// Whether reading was paused since the last call.
+    pub fn take_paused(&mut self) -> bool {
+        std::mem::take(&mut self.was_paused)
     }
 
     /// Sends a message. If it is cancelled, the rest is sent with the next.

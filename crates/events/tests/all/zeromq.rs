@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::wire::{HashForm, WireDialect, WireLayout, encode};
+use wornpath_events::wire::{HashForm, WireBatch, WireDialect, WireEvent, WireLayout, encode};
 use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
     Capabilities, Clock, DialPolicy, EventPods, FeedRules, FeedState, FeedStatus, PodName,
@@ -267,4 +267,36 @@ async fn a_name_that_resolves_to_a_forbidden_address_is_not_dialed() {
     is_forbidden.store(0, Ordering::Relaxed);
     let heard = tokio::time::timeout(SECOND * 5, transport.next()).await.unwrap();
     assert!(matches!(heard, SourceSignal::Pod(_, SourceMessage::Connected)), "{heard:?}");
+}
+
+/// Publishes batches that store nothing and one that stores a block, as fast as they are read.
+/// Returns the status once the block is in the index.
+async fn flood(batch: &WireBatch, batches: u64) -> FeedStatus {
+    let mut listener = ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub).await.unwrap();
+    let router = Router::listen_to(&"pod".into(), &format!("zmq://{}", listener.address()));
+    let mut publisher = listener.accept().await.unwrap();
+    let mut flooding = Vec::new();
+    encode(batch, DIALECT, &mut flooding);
+    let mut engine = Engine::new();
+    engine.step(&mut Random(11));
+    for sequence in 0..batches {
+        publisher.send(&[&b""[..], &sequence.to_be_bytes(), &flooding]).await.unwrap();
+    }
+    publisher.send(&[&b""[..], &batches.to_be_bytes(), &payload(&engine)]).await.unwrap();
+    let is_applied = || router.status().last_sequence == Some(batches);
+    until(SECOND * 20, is_applied, || format!("{:?}", router.status())).await;
+    router.status()
+}
+
+#[tokio::test]
+async fn a_flood_of_batches_that_name_no_block_is_throttled_and_a_flood_of_stores_is_not() {
+    let mut clear = WireBatch::default();
+    clear.push(WireEvent::Cleared);
+    let cleared = flood(&clear, 25_000).await.counters;
+    assert!(cleared.throttled > 0, "{cleared:?}");
+    assert_eq!((cleared.batches, cleared.gaps), (25_001, 0), "and nothing is lost: {cleared:?}");
+    let mut engine = Engine::new();
+    engine.step(&mut Random(12));
+    let stored = flood(engine.batches.last().unwrap(), 25_000).await.counters;
+    assert_eq!((stored.throttled, stored.batches), (0, 25_001), "{stored:?}");
 }

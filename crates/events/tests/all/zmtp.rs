@@ -140,3 +140,40 @@ async fn a_handshake_with_a_silent_server_times_out() {
     let refused = ZmtpConnection::connect(listener.local_addr().unwrap(), SocketKind::Sub).await;
     assert!(matches!(refused, Err(ZmtpError::Timeout { seconds: 5 })));
 }
+
+/// How long a subscriber takes, in virtual time, to read the messages that it charges for, and
+/// whether it was paused.
+async fn time_to_read(messages: u64, charge: u64) -> (Duration, bool) {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (subscriber, publisher) = tokio::join!(
+        ZmtpConnection::handshake(near, SocketKind::Sub),
+        ZmtpConnection::handshake(far, SocketKind::Pub),
+    );
+    let mut subscriber = subscriber.unwrap();
+    let mut publisher = publisher.unwrap();
+    let writing = tokio::spawn(async move {
+        for _ in 0..messages {
+            publisher.send(&["topic", "payload"]).await.unwrap();
+        }
+        publisher
+    });
+    let start = tokio::time::Instant::now();
+    for _ in 0..messages {
+        subscriber.receive().await.unwrap();
+        subscriber.charge(charge);
+    }
+    drop(writing.await.unwrap());
+    (start.elapsed(), subscriber.take_paused())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_is_read_no_faster_than_its_limit_on_useless_messages() {
+    let (time, was_paused) = time_to_read(60_000, 1).await;
+    assert!(was_paused);
+    // 20,000 at once, then 10,000 per second.
+    assert!(
+        (Duration::from_millis(3_900)..Duration::from_millis(4_200)).contains(&time),
+        "{time:?}"
+    );
+    assert_eq!(time_to_read(60_000, 0).await, (Duration::ZERO, false), "useful messages");
+}

@@ -27,6 +27,10 @@ pub(crate) struct EventAlerts {
     unreachable: AlertState,
     /// By pod.
     quarantined: AlertState,
+    /// By pod.
+    throttled: AlertState,
+    /// Per pod, how often it had been throttled at the last call.
+    throttles: HashMap<Arc<str>, u64>,
 }
 
 /// A failure to log.
@@ -36,6 +40,8 @@ pub(crate) enum EventAlert<'a> {
     Unreachable { pod: &'a str, source: &'a str, reason: &'a str },
     /// A pod's events are malformed and ignored for a while.
     Quarantined { pod: &'a str, reason: &'a str },
+    /// Reading a pod's events is paused again and again.
+    Throttled { pod: &'a str },
 }
 
 impl EventAlerts {
@@ -43,6 +49,8 @@ impl EventAlerts {
     pub(crate) fn update<'a>(&mut self, pods: &'a [PodStatus], now: Moment) -> Vec<EventAlert<'a>> {
         self.unreachable.forget(now);
         self.quarantined.forget(now);
+        self.throttled.forget(now);
+        let before = std::mem::take(&mut self.throttles);
         let mut alerts = Vec::new();
         for PodStatus { pod, errors, status, .. } in pods {
             for trouble in errors {
@@ -57,6 +65,12 @@ impl EventAlerts {
             if is_quarantined && self.quarantined.is_new(pod, reason, now) {
                 alerts.push(EventAlert::Quarantined { pod, reason });
             }
+            let throttles = status.counters.throttled;
+            self.throttles.insert(Arc::clone(pod), throttles);
+            let is_throttled = throttles > before.get(pod).copied().unwrap_or(0);
+            if is_throttled && self.throttled.is_new(pod, "", now) {
+                alerts.push(EventAlert::Throttled { pod });
+            }
         }
         alerts
     }
@@ -70,6 +84,13 @@ impl EventAlert<'_> {
             }
             Self::Quarantined { pod, reason } => {
                 tracing::warn!(pod, reason, "cache events quarantined");
+            }
+            Self::Throttled { pod } => {
+                tracing::warn!(
+                    pod,
+                    reason = "more than 10,000 messages per second that name no blocks",
+                    "cache events throttled"
+                );
             }
         }
     }
@@ -231,5 +252,20 @@ mod tests {
         let alert = EventAlert::Quarantined { pod: "a", reason: "block_size" };
         assert_eq!(alerts.update(&[quarantined.clone()], now), [alert]);
         assert_eq!(alerts.update(&[quarantined], now), []);
+    }
+    #[test]
+    fn a_throttled_pod_is_logged_once_until_it_recurs_much_later() {
+        let mut throttled = status("a", "");
+        throttled.errors.clear();
+        let mut alerts = EventAlerts::default();
+        let mut logged = |throttles, second| {
+            throttled.status.counters.throttled = throttles;
+            alerts.update(std::slice::from_ref(&throttled), Moment::from_secs(second)).len()
+        };
+        assert_eq!(logged(0, 0), 0);
+        assert_eq!(logged(3, 1), 1);
+        assert_eq!(logged(9, 2), 0, "it goes on");
+        assert_eq!(logged(9, 100), 0, "it is over");
+        assert_eq!(logged(10, 200), 1);
     }
 }

@@ -170,12 +170,13 @@ fn events(page: &mut MetricsPage, all: &[PodStatus]) {
             lines.value(&[&*pod.pod, fate], count);
         }
     }
-    let counters: [(Family, FeedCounter); 5] = [
+    let counters: [(Family, FeedCounter); 6] = [
         (family::EVENT_GAPS, |counters| counters.gaps),
         (family::EVENT_REPLAYS, |counters| counters.replays),
         (family::EVENT_RESYNCS, |counters| counters.snapshots + counters.rebuilds),
         (family::EVENT_RESTARTS, |counters| counters.restarts),
         (family::EVENT_DISAGREEMENTS, |counters| counters.disagreements),
+        (family::EVENT_THROTTLED, |counters| counters.throttled),
     ];
     for (family, counter) in counters {
         let mut lines = page.family(family);

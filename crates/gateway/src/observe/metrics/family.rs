@@ -152,6 +152,8 @@ families! {
         "Restarts of the engine.";
     EVENT_DISAGREEMENTS = Counter "wornpath_pod_digest_disagreements_total" ["pod"]
         "Digests of the pod's cache that did not match the index.";
+    EVENT_THROTTLED = Counter "wornpath_pod_event_throttled_total" ["pod"]
+        "Times that reading the pod's events was paused for 100 ms or longer, because the engine sent more than 10,000 messages per second that name no blocks.";
     CACHE_MODE = Gauge "wornpath_profile_cache_mode" ["profile", "mode", "without_events"]
         "1 for the source of a profile's cache knowledge: `events`, `mixed` or `approximate` (from the prompts routed to each pod), with its `without_events` setting; absent for profiles that ignore caches.";
     CHECKPOINT_WRITES = Counter "wornpath_checkpoint_writes_total" ["result"]
