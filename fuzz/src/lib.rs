@@ -1,7 +1,7 @@
 //! The fuzz targets: one plain function of bytes per target.
 //!
 //! libFuzzer drives them on nightly (`cargo +nightly fuzz run wire_batch`); on stable
-//! `tests/replay.rs` gives them the committed corpus and seeded mutations of it. A new target is a
+//! `replay.rs` gives them the committed corpus and seeded mutations of it. A new target is a
 //! function here, its line in [`TARGETS`], a file in `fuzz_targets/` and a corpus.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,8 @@ mod index_ops;
 mod isolation;
 mod memory_disk;
 mod offline;
+#[cfg(test)]
+mod replay;
 mod simulation;
 mod transports;
 mod wire;

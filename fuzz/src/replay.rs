@@ -2,10 +2,11 @@
 //!
 //! `WORNPATH_FUZZ_MUTATIONS` sets how many mutations each file gets (default 400).
 
+use crate::TARGETS;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use wornpath_fuzz::TARGETS;
+
 
 const SEED: u64 = 0x5EED_F022;
 
