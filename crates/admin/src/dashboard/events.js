@@ -14,6 +14,7 @@ function row(pod) {
   const trouble = [
     feed.gaps && `gaps ${count(feed.gaps)}`, feed.replays && `replays ${count(feed.replays)}`, feed.resyncs && `resyncs ${count(feed.resyncs)}`,
     feed.restarts && `restarts ${count(feed.restarts)}`, feed.disagreements && `digests that disagreed ${count(feed.disagreements)}`,
+    feed.throttled && `throttled ${count(feed.throttled)}`,
     feed.batches.malformed && `malformed ${count(feed.batches.malformed)}`, feed.batches.dropped && `dropped ${count(feed.batches.dropped)}`,
   ].filter(Boolean);
   return h("tr", { "data-key": pod.name }, name,
