@@ -4,14 +4,24 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
+use wornpath_tls::ClientTls;
 
 /// The store of files and batches.
 #[derive(Clone, PartialEq, Eq)]
 pub enum BatchStoreSettings {
     /// A folder that only this gateway uses.
     Folder(PathBuf),
-    /// A PostgreSQL database at this address, which several gateways can share.
-    Postgres(String),
+    /// A PostgreSQL database, which several gateways can share.
+    Postgres(DatabaseSettings),
+}
+
+/// A database and how to connect to it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DatabaseSettings {
+    /// Its address, `postgres://…`.
+    pub address: String,
+    /// Connections are encrypted if this is set.
+    pub tls: Option<ClientTls>,
 }
 
 /// Hides the address of a database, which may contain a password.
@@ -29,7 +39,7 @@ impl BatchStoreSettings {
     #[must_use]
     pub fn at(text: &str) -> Self {
         match text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            true => Self::Postgres(text.to_owned()),
+            true => Self::Postgres(DatabaseSettings { address: text.to_owned(), tls: None }),
             false => Self::Folder(PathBuf::from(text)),
         }
     }

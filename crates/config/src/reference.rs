@@ -114,6 +114,11 @@ const PARTS: &[ReferencePart] = &[
         "Enables the Files and Batches APIs: [batches.md](batches.md). Read only at start.",
         batch::BATCH,
     ),
+    (
+        "batch.tls",
+        "Encrypts connections to the database. Without it they are not encrypted.",
+        tls::SERVER_TLS,
+    ),
     ("Top level", "Keys environment the sections.", TOP),
 ];
 

@@ -29,7 +29,7 @@ pub use connection::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections};
 pub use execute::{CallAttempt, PlanResponse, PrefillResult, Router, execute};
-pub use failure::{CallError, CallFailure, tls_error};
+pub use failure::{CallError, CallFailure};
 pub use json_scan::{JsonScan, MemberName, NotAnObject};
 pub use poison::{PoisonRequests, RequestFingerprint};
 pub use response::{EngineBody, EngineResponse};
@@ -37,3 +37,4 @@ pub use retry::{BudgetRules, Producer, RetryBudget, RetryBudgets, RetryDecision,
 pub use splice::{Edit, field, splice};
 pub use timeouts::{Timeouts, run_coarse_timer};
 pub use transfer::transfer_fields;
+pub use wornpath_tls::tls_error;

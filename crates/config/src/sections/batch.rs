@@ -8,6 +8,7 @@ use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 use crate::batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;
+use crate::sections::tls;
 
 #[rustfmt::skip]
 pub(crate) const BATCH: &[Parameter] = &[
@@ -27,9 +28,14 @@ pub(crate) const BATCH: &[Parameter] = &[
 
 pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
-    let section = Section::of(Some(node), "batch", node.span, BATCH, &mut diagnostics.problems);
+    let section = Section::map(node, "batch", BATCH, &["tls"], &mut diagnostics.problems);
     diagnostics.check_nonzero(&section, "keep");
-    let store = store(&section, diagnostics)?;
+    let tls = tls::server(section.node("tls"), diagnostics);
+    let mut store = store(&section, diagnostics)?;
+    match &mut store {
+        BatchStoreSettings::Postgres(database) => database.tls = tls,
+        BatchStoreSettings::Folder(_) => tls_without_database(&section, diagnostics),
+    }
     let plain = BatchRules::kept(store);
     Some(BatchRules {
         most_lines: section.or("lines", plain.most_lines),
@@ -46,6 +52,14 @@ pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchR
         keep: section.or("keep", plain.keep),
         ..plain
     })
+}
+
+/// Reports a `tls` that has no connection to encrypt.
+fn tls_without_database(section: &Section<'_>, diagnostics: &mut Diagnostics) {
+    let Some(node) = section.node("tls") else { return };
+    let message = "`tls` of `batch` is for a database, but the store is a folder";
+    let problem = Problem::new(ProblemKind::BadParameter, node.span, message);
+    diagnostics.problems.push(problem.cure("remove `tls`, or set `postgres_file`"));
 }
 
 fn store(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<BatchStoreSettings> {
