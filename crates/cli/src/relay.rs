@@ -1,14 +1,15 @@
 //! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one
 //! stream.
 
+use crate::http::TlsArguments;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use wornpath_events::{
-    BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind, TransportOrigin,
-    ZeroMq, ZmqAddress, without_login,
+    BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind, ZeroMq,
+    ZmqAddress, without_login,
 };
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
@@ -21,9 +22,12 @@ pub(crate) struct RelayArguments {
     /// Pod and the publisher of its engine: NAME=zmq://host:port?replay=port; may be repeated
     #[arg(long, value_name = "POD=SOURCE", required = true, value_parser = source)]
     from: Vec<(PodName, ZmqAddress)>,
-    /// Broker: nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
+    /// Broker: nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC; over
+    /// TLS tls://, rediss:// or kafka+ssl://, with --ca
     #[arg(long, value_name = "BROKER", value_parser = broker)]
     to: RelayBroker,
+    #[command(flatten)]
+    tls: TlsArguments,
 }
 
 #[derive(Clone)]
@@ -45,13 +49,13 @@ fn broker(text: &str) -> Result<RelayBroker, String> {
     const EXPECTED: &str =
         "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
     let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
-    let is_broker = |kind: &&TransportKind| kind.origin == TransportOrigin::Broker;
-    let kind = TransportKind::named(scheme).filter(is_broker).ok_or(EXPECTED)?;
+    let kind = TransportKind::of_scheme(scheme).ok_or(EXPECTED)?;
     let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
     if server.is_empty() || stream.is_empty() {
         return Err(EXPECTED.to_owned());
     }
-    let address = BrokerStream { url: format!("{scheme}://{server}"), stream: stream.to_owned() };
+    let url = format!("{scheme}://{server}");
+    let address = BrokerStream { url, stream: stream.to_owned(), tls: None };
     Ok(RelayBroker { kind, address })
 }
 
@@ -69,6 +73,10 @@ fn refuse_duplicates(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
 
 pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::Result<()> {
     refuse_duplicates(&arguments.from)?;
+    let RelayBroker { kind, address: mut broker } = arguments.to.clone();
+    if !broker.url.starts_with(&format!("{}://", kind.name)) {
+        broker.tls = Some(arguments.tls.read_broker(&without_login(&broker.url))?);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -80,8 +88,7 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_raw_payloads();
             let task =
                 RelayTask { from: transport, pod: pod.clone(), epoch, report: reporter(pod) };
-            let RelayBroker { kind, address: broker } = &arguments.to;
-            let relay = kind.relay(broker, task).map_err(|error| {
+            let relay = kind.relay(&broker, task).map_err(|error| {
                 anyhow!("broker {}/{}: {error}", without_login(&broker.url), broker.stream)
             })?;
             pods.spawn(async move {

@@ -63,6 +63,11 @@ const PARTS: &[ReferencePart] = &[
         sources::SOURCE,
     ),
     (
+        "event_sources[].tls",
+        "For a broker over TLS. Renewed files take effect when the configuration is reloaded.",
+        tls::SERVER_TLS,
+    ),
+    (
         "checkpoint",
         "Saves the cache index across restarts: it is written to a file, loaded at the next \
          start, and used for a pod as soon as the pod's own events confirm it. A damaged file, or \
@@ -113,6 +118,11 @@ const PARTS: &[ReferencePart] = &[
         "batch",
         "Enables the Files and Batches APIs: [batches.md](batches.md). Read only at start.",
         batch::BATCH,
+    ),
+    (
+        "batch.tls",
+        "Encrypts connections to the database. Without it they are not encrypted.",
+        tls::SERVER_TLS,
     ),
     (
         "batch.tls",

@@ -3,6 +3,7 @@
 
 use crate::transport::{PodName, Transport};
 use crate::wire::Envelope;
+use wornpath_tls::ClientTls;
 
 /// Why a broker did not accept an entry.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -60,6 +61,8 @@ pub struct BrokerStream {
     pub url: String,
     /// The stream or topic, or the prefix of the pods' streams.
     pub stream: String,
+    /// Encrypts the connection; set if the scheme is one of TLS, and only then.
+    pub tls: Option<ClientTls>,
 }
 
 /// A broker that is both read from and published to.

@@ -21,10 +21,12 @@ use async_nats::jetstream::stream::{Config, LastRawMessageErrorKind, Stream};
 use async_nats::jetstream::{self, Context};
 use async_nats::{ConnectOptions, Event, Subscriber};
 use futures_util::StreamExt;
+use rustls::ClientConfig;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use wornpath_tls::ClientTls;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The setting that limits the size of a message.
@@ -53,6 +55,7 @@ struct NatsAddress {
     url: String,
     login: Option<Login>,
     stream: String,
+    tls: Option<ClientTls>,
 }
 
 /// A replay that has not started yet.
@@ -77,12 +80,12 @@ struct NatsConnection {
     disconnected: mpsc::Receiver<()>,
 }
 
-impl Nats {
-    /// For pods whose events are in `stream` at a `nats://` address.
-    #[must_use]
-    pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
-        let address = NatsAddress::new(url, stream);
-        let name = format!("{}/{stream}", address.url);
+impl BrokerTransport for Nats {
+    type Sink = NatsSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        let address = NatsAddress::new(address);
+        let name = format!("{}/{}", address.url, address.stream);
         let subjects = Subjects {
             pods: pods.iter().map(|pod| (address.subject(pod), Arc::clone(pod))).collect(),
             address,
@@ -93,19 +96,11 @@ impl Nats {
             signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Self::named(name, pods, subjects)
-    }
-}
-
-impl BrokerTransport for Nats {
-    type Sink = NatsSink;
-
-    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
-        Ok(Self::new(&address.url, &address.stream, pods))
+        Ok(Self::named(name, pods, subjects))
     }
 
     fn open_sink(address: &BrokerStream) -> Result<NatsSink, String> {
-        Ok(NatsSink::new(&address.url, &address.stream))
+        Ok(NatsSink { address: NatsAddress::new(address), connection: None })
     }
 }
 
@@ -262,12 +257,6 @@ impl NatsPublisher {
 }
 
 impl NatsSink {
-    /// For `stream` at a `nats://` address.
-    #[must_use]
-    pub fn new(url: &str, stream: &str) -> Self {
-        Self { address: NatsAddress::new(url, stream), connection: None }
-    }
-
     /// The open connection, or a new one.
     async fn publisher(&mut self) -> Result<NatsPublisher, BrokerFailure> {
         match self.connection.take() {
@@ -336,9 +325,9 @@ async fn unless_disconnected<T>(
 }
 
 impl NatsAddress {
-    fn new(url: &str, stream: &str) -> Self {
-        let (url, login) = split(url);
-        Self { url, login, stream: stream.to_owned() }
+    fn new(address: &BrokerStream) -> Self {
+        let (url, login) = split(&address.url);
+        Self { url, login, stream: address.stream.clone(), tls: address.tls.clone() }
     }
 
     fn subject(&self, pod: &str) -> String {
@@ -359,6 +348,12 @@ impl NatsAddress {
             None => options,
             Some(Login::User(user, password)) => options.user_and_password(user, password),
             Some(Login::Token(token)) => options.token(token),
+        };
+        let client = match &self.tls {
+            None => client,
+            Some(tls) => {
+                client.require_tls(true).tls_client_config(ClientConfig::clone(tls.config()))
+            }
         };
         let client = client
             .connection_timeout(TIMEOUT)

@@ -4,6 +4,8 @@
 #![allow(clippy::print_stdout, reason = "seeds and times are printed")]
 
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
+mod broker_tls;
+#[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 mod brokers;
 mod chaos;
 mod detach;
