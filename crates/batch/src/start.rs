@@ -76,6 +76,7 @@ fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesErr
                 let sharing = wornpath_jobs::PostgresSharing { runner, term: TERM };
                 let server = wornpath_jobs::PostgresServer {
                     address: database.address.clone(),
+                    password: database.password.clone(),
                     tls: database.tls.clone(),
                 };
                 let store = wornpath_jobs::Postgres::open(&server, sharing)?;

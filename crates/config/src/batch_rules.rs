@@ -18,13 +18,15 @@ pub enum BatchStoreSettings {
 /// A database and how to connect to it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DatabaseSettings {
-    /// Its address, `postgres://…`.
+    /// Its address, `postgres://user@host:5432/name`, without a password.
     pub address: String,
+    /// The user's password, if the database asks for one.
+    pub password: Option<String>,
     /// Connections are encrypted if this is set.
     pub tls: Option<ClientTls>,
 }
 
-/// Hides the address of a database, which may contain a password.
+/// Hides a database, which has a password.
 impl fmt::Debug for BatchStoreSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -35,13 +37,10 @@ impl fmt::Debug for BatchStoreSettings {
 }
 
 impl BatchStoreSettings {
-    /// Parses the form of the command line: a folder, or `postgres://…`.
+    /// Whether this is the address of a database, and not of a folder.
     #[must_use]
-    pub fn at(text: &str) -> Self {
-        match text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            true => Self::Postgres(DatabaseSettings { address: text.to_owned(), tls: None }),
-            false => Self::Folder(PathBuf::from(text)),
-        }
+    pub fn is_database(text: &str) -> bool {
+        text.starts_with("postgres://") || text.starts_with("postgresql://")
     }
 }
 

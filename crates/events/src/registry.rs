@@ -35,11 +35,11 @@ macro_rules! client {
 /// All event transports.
 #[rustfmt::skip]
 pub const TRANSPORTS: &[TransportKind] = &[
-    TransportKind { name: "zmq", title: "ZeroMQ", tls_scheme: None, origin: TransportOrigin::Engine, client: None },
-    TransportKind { name: "push", title: "push", tls_scheme: None, origin: TransportOrigin::Sidecar, client: None },
-    TransportKind { name: "nats", title: "NATS", tls_scheme: Some("tls"), origin: TransportOrigin::Broker, client: client!("nats", Nats) },
-    TransportKind { name: "redis", title: "Redis", tls_scheme: Some("rediss"), origin: TransportOrigin::Broker, client: client!("redis", RedisStreams) },
-    TransportKind { name: "kafka", title: "Kafka", tls_scheme: Some("kafka+ssl"), origin: TransportOrigin::Broker, client: client!("kafka", Kafka) },
+    TransportKind { name: "zmq", title: "ZeroMQ", tls_scheme: None, has_login: false, origin: TransportOrigin::Engine, client: None },
+    TransportKind { name: "push", title: "push", tls_scheme: None, has_login: false, origin: TransportOrigin::Sidecar, client: None },
+    TransportKind { name: "nats", title: "NATS", tls_scheme: Some("tls"), has_login: true, origin: TransportOrigin::Broker, client: client!("nats", Nats) },
+    TransportKind { name: "redis", title: "Redis", tls_scheme: Some("rediss"), has_login: true, origin: TransportOrigin::Broker, client: client!("redis", RedisStreams) },
+    TransportKind { name: "kafka", title: "Kafka", tls_scheme: Some("kafka+ssl"), has_login: false, origin: TransportOrigin::Broker, client: client!("kafka", Kafka) },
 ];
 
 /// The names of transports that feed several pods: the values of `kind` in `event_sources`.
@@ -78,6 +78,8 @@ pub struct TransportKind {
     pub title: &'static str,
     /// The URL scheme of a broker that is called over TLS.
     pub tls_scheme: Option<&'static str>,
+    /// Whether its client can log in with a password.
+    pub has_login: bool,
     /// Where its events come from.
     pub origin: TransportOrigin,
     client: Option<BrokerClient>,

@@ -37,8 +37,10 @@ use wornpath_tls::ClientTls;
 /// A database and how to connect to it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PostgresServer {
-    /// A libpq URL or `key=value` pairs.
+    /// A libpq URL or `key=value` pairs, without a password.
     pub address: String,
+    /// The user's password, if the server asks for one.
+    pub password: Option<String>,
     /// Connections are encrypted if this is set, and only then.
     pub tls: Option<ClientTls>,
 }

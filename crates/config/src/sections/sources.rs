@@ -1,9 +1,12 @@
 //! `event_sources`: sources of cache events other than the engines themselves.
 
-use wornpath_events::{BrokerStream, SOURCE_KINDS, TransportKind, TransportOrigin};
+use wornpath_events::{
+    BrokerLogin, BrokerStream, SOURCE_KINDS, TransportKind, TransportOrigin, UrlUser,
+};
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
 use super::listen::Listen;
+use super::password::{PASSWORD, password, refuse_in_address};
 use super::tls;
 use crate::diagnostics::Diagnostics;
 use crate::section::{Section, maps};
@@ -58,7 +61,7 @@ impl EventSourceConfig {
 pub(crate) const SOURCE: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name, which pods use in `events`."),
     Parameter::required("kind", Takes::OneOf(SOURCE_KINDS), "`push`: sidecars post to `listen.events`, or stream to it over gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` publishes to."),
-    Parameter::optional("url", Takes::Text, "Address of the broker: `nats://host:4222`, `redis://host:6379` or `kafka://host:9092`; over TLS `tls://`, `rediss://` or `kafka+ssl://`, with `tls`."),
+    Parameter::optional("url", Takes::Text, "Address of the broker: `nats://host:4222`, `redis://host:6379` or `kafka://host:9092`; over TLS `tls://`, `rediss://` or `kafka+ssl://`, with `tls`. A user (`redis://user@host:6379`) may be in it, a password not."),
     Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic; for Redis the prefix of its stream names."),
     Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without gaps; if so, copies of blocks are counted."),
 ];
@@ -71,7 +74,8 @@ pub(crate) fn sources(
     let mut sources = Vec::new();
     let mut names = Vec::new();
     for entry in maps(root, "event_sources", &mut diagnostics.problems) {
-        let section = Section::read(entry, SOURCE, &["tls"], &mut diagnostics.problems);
+        let section =
+            Section::read(entry, &[SOURCE, PASSWORD].concat(), &["tls"], &mut diagnostics.problems);
         let name: String = section.or("name", String::new());
         diagnostics.check_unique(&mut names, "event source", &name, section.at("name"));
         let kind = section.maybe::<&'static str>("kind").and_then(TransportKind::named);
@@ -80,10 +84,7 @@ pub(crate) fn sources(
             if !kind.is_built_in() {
                 not_built_in(&section, kind.name, diagnostics);
             }
-            let stream = section.or("stream", String::new());
-            let url = url(&section, kind, diagnostics);
-            let tls = tls::server(section.node("tls"), diagnostics);
-            SourceKind::Broker { kind, address: BrokerStream { url, stream, tls } }
+            SourceKind::Broker { kind, address: broker(&section, kind, diagnostics) }
         } else {
             if listen.events.is_none() {
                 let problem = Problem::new(
@@ -100,6 +101,36 @@ pub(crate) fn sources(
         sources.push(EventSourceConfig { name, kind });
     }
     sources
+}
+
+fn broker(
+    section: &Section<'_>,
+    kind: &TransportKind,
+    diagnostics: &mut Diagnostics,
+) -> BrokerStream {
+    let url = url(section, kind, diagnostics);
+    let password = password(section, diagnostics);
+    let tls = tls::server(section.node("tls"), diagnostics);
+    let is_given = ["password_file", "password_env"].iter().any(|key| section.node(key).is_some());
+    refuse_in_address(section, "url", diagnostics);
+    let UrlUser { url, user } = UrlUser::split(&url);
+    if user.is_some() && !is_given {
+        let message = "`url` names a user or a token, but there is no password";
+        let problem = Problem::new(ProblemKind::MissingParameter, section.at("url"), message);
+        diagnostics.mask(section.at("url"));
+        diagnostics.problems.push(problem.cure(
+            "give `password_file` or `password_env`; a token belongs there, without `…@` in `url`",
+        ));
+    }
+    if !kind.has_login && (user.is_some() || is_given) {
+        let message = format!("a `{}` source takes no user and no password", kind.name);
+        let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
+        diagnostics
+            .problems
+            .push(problem.cure("remove them; use a client certificate of `tls` instead"));
+    }
+    let login = password.map(|password| BrokerLogin { user, password });
+    BrokerStream { url, stream: section.or("stream", String::new()), login, tls }
 }
 
 /// Reports a broker whose client is not compiled in.

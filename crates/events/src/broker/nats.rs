@@ -10,7 +10,7 @@ use super::{
     Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
     read_heartbeat,
 };
-use crate::login::{Login, split};
+use crate::login::BrokerLogin;
 use crate::message::{Delivery, SourceMessage};
 use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
@@ -21,6 +21,7 @@ use async_nats::jetstream::stream::{Config, LastRawMessageErrorKind, Stream};
 use async_nats::jetstream::{self, Context};
 use async_nats::{ConnectOptions, Event, Subscriber};
 use futures_util::StreamExt;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rustls::ClientConfig;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -53,7 +54,7 @@ pub struct Subjects {
 #[derive(Clone)]
 struct NatsAddress {
     url: String,
-    login: Option<Login>,
+    login: Option<BrokerLogin>,
     stream: String,
     tls: Option<ClientTls>,
 }
@@ -326,8 +327,8 @@ async fn unless_disconnected<T>(
 
 impl NatsAddress {
     fn new(address: &BrokerStream) -> Self {
-        let (url, login) = split(&address.url);
-        Self { url, login, stream: address.stream.clone(), tls: address.tls.clone() }
+        let BrokerStream { url, stream, login, tls } = address.clone();
+        Self { url, login, stream, tls }
     }
 
     fn subject(&self, pod: &str) -> String {
@@ -346,8 +347,10 @@ impl NatsAddress {
         let options = ConnectOptions::new();
         let client = match self.login.clone() {
             None => options,
-            Some(Login::User(user, password)) => options.user_and_password(user, password),
-            Some(Login::Token(token)) => options.token(token),
+            Some(BrokerLogin { user: Some(user), password }) => {
+                options.user_and_password(user, password)
+            }
+            Some(BrokerLogin { user: None, password: token }) => options.token(token),
         };
         let client = match &self.tls {
             None => client,
@@ -418,18 +421,12 @@ impl NatsAddress {
     }
 }
 
+/// What a token of a subject cannot contain.
+const SPECIAL: &AsciiSet = &CONTROLS.add(b' ').add(b'.').add(b'*').add(b'>').add(b'%');
+
 /// A pod's name as one token of a subject: special characters are percent-encoded.
 fn token(pod: &str) -> String {
-    let mut token = String::with_capacity(pod.len());
-    for byte in pod.bytes() {
-        match byte {
-            b'.' | b'*' | b'>' | b'%' | 0..=b' ' | 0x7F.. => {
-                token.push_str(&format!("%{byte:02X}"));
-            }
-            plain => token.push(char::from(plain)),
-        }
-    }
-    token
+    utf8_percent_encode(pod, SPECIAL).to_string()
 }
 
 async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, BrokerFailure> {

@@ -10,14 +10,16 @@ use super::{
     Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
     read_heartbeat,
 };
-use crate::login::without_login;
+use crate::login::BrokerLogin;
 use crate::message::{Delivery, SourceMessage};
 use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError, Value, cmd, pipe};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisError, Value, cmd, pipe,
+};
 use rustls::pki_types::ServerName;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -90,7 +92,7 @@ impl BrokerTransport for RedisStreams {
             signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Ok(Self::named(format!("{}/{prefix}", without_login(&address.url)), pods, streams))
+        Ok(Self::named(format!("{}/{prefix}", address.url), pods, streams))
     }
 
     fn open_sink(address: &BrokerStream) -> Result<RedisSink, String> {
@@ -292,7 +294,7 @@ impl RedisServer {
     fn new(address: &BrokerStream) -> Result<Self, String> {
         // The client is built without TLS, which is ours: its own takes no server name.
         let url = address.url.replacen("rediss://", "redis://", 1);
-        let client = Client::open(url).map_err(|error| error.to_string())?;
+        let client = logged_in(url, address.login.as_ref()).map_err(|error| error.to_string())?;
         let Some(tls) = &address.tls else { return Ok(Self { client, tls: None }) };
         let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr().clone() else {
             return Err("TLS needs `rediss://host:port`".to_owned());
@@ -321,6 +323,18 @@ impl RedisServer {
         tokio::spawn(driver);
         Ok(connection)
     }
+}
+
+fn logged_in(url: String, login: Option<&BrokerLogin>) -> Result<Client, RedisError> {
+    let mut info = url.into_connection_info()?;
+    if let Some(BrokerLogin { user, password }) = login {
+        let mut settings = info.redis_settings().clone().set_password(password);
+        if let Some(user) = user {
+            settings = settings.set_username(user);
+        }
+        info = info.set_redis_settings(settings);
+    }
+    Client::open(info)
 }
 
 impl ServerTls {

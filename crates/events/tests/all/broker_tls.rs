@@ -29,7 +29,7 @@ impl Certificates {
     fn stream(&self, url: &str, server_name: Option<&str>) -> BrokerStream {
         let name = server_name.map(str::to_owned);
         let tls = ClientTls::new(roots(&self.ca).unwrap(), None, name).unwrap();
-        BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), tls: Some(tls) }
+        BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), login: None, tls: Some(tls) }
     }
 }
 

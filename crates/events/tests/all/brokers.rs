@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use wornpath_events::wire::{Envelope, HashForm, WireBatch, WireDialect, WireLayout, encode};
 use wornpath_events::{
-    BatchId, BrokerStream, BrokerTransport, Capabilities, Clock, Delivery, Epoch, EventPods,
-    FeedRules, FeedState, PodName, PodStatus, Sink, SourceMessage, SourceQuery, SourceSignal,
-    Transport, consume, relay, run_timers,
+    BatchId, BrokerLogin, BrokerStream, BrokerTransport, Capabilities, Clock, Delivery, Epoch,
+    EventPods, FeedRules, FeedState, PodName, PodStatus, Sink, SourceMessage, SourceQuery,
+    SourceSignal, Transport, consume, relay, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
@@ -134,7 +134,7 @@ trait TestedBroker {
 }
 
 fn stream(url: &str) -> BrokerStream {
-    BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), tls: None }
+    BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), login: None, tls: None }
 }
 
 #[cfg(feature = "redis")]
@@ -405,14 +405,39 @@ async fn a_nats_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_begin
 async fn credentials_go_to_the_nats_server_and_not_into_the_name() {
     let Some(mut server) = Server::guarded_nats() else { return };
     server.start();
-    let url = server.url().replace("nats://", "nats://me:p%40ss@");
-    let mut sink = NatsBroker::sink(&url);
-    let mut transport = NatsBroker::transport(&url);
+    let login = BrokerLogin { user: Some("me".to_owned()), password: "p@ss".to_owned() };
+    let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+    let mut sink = wornpath_events::Nats::open_sink(&address).unwrap();
+    let mut transport = wornpath_events::Nats::open(&address, &[POD.into()]).unwrap();
     assert_eq!(transport.name(), format!("{}/kv", server.url()));
     fill(&mut sink, 1, 1).await;
     while !is_connected(&transport.next().await) {}
     fill(&mut sink, 1, 3).await;
     assert_eq!(receive(&mut transport, 3).await, [0, 1, 2]);
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_password_without_a_user_is_the_token_of_nats() {
+    let Some(mut server) = Server::nats_with_token() else { return };
+    server.start();
+    let login = BrokerLogin { user: None, password: "t0ken".to_owned() };
+    let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+    fill(&mut wornpath_events::Nats::open_sink(&address).unwrap(), 1, 1).await;
+    assert!(NatsBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants a token");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_password_goes_to_the_redis_server_with_and_without_a_user() {
+    let Some(mut server) = Server::guarded_redis() else { return };
+    server.start();
+    for user in [None, Some("default".to_owned())] {
+        let login = BrokerLogin { user, password: "p@ss:w/rd".to_owned() };
+        let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+        fill(&mut wornpath_events::RedisStreams::open_sink(&address).unwrap(), 1, 1).await;
+    }
+    assert!(RedisBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants one");
 }
 
 #[cfg(feature = "kafka")]

@@ -93,6 +93,29 @@ impl Server {
         Self::new("nats-server", "nats", arguments)
     }
 
+    /// Wants a token.
+    #[cfg(feature = "nats")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn nats_with_token() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words =
+                ["--port", port, "--addr", "127.0.0.1", "--jetstream", "--store_dir", folder];
+            words.into_iter().chain(["--auth", "t0ken"]).map(str::to_owned).collect()
+        };
+        Self::new("nats-server", "nats", arguments)
+    }
+
+    /// Wants a password.
+    #[cfg(feature = "redis")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn guarded_redis() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words = ["--port", port, "--bind", "127.0.0.1", "--dir", folder, "--save", ""];
+            words.into_iter().chain(["--requirepass", "p@ss:w/rd"]).map(str::to_owned).collect()
+        };
+        Self::new("redis-server", "redis", arguments)
+    }
+
     /// Chooses another port at each start, so clients are led to it from the one they know.
     #[cfg(feature = "kafka")]
     pub(crate) fn kafka() -> Option<Self> {

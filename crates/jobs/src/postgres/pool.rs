@@ -97,6 +97,16 @@ fn manager(server: &PostgresServer) -> Result<Manager, StoreError> {
         let error = with_causes(&error);
         StoreError::Refused(format!("{error}; write it like postgres://user@host:5432/name"))
     })?;
+    if config.get_password().is_some() {
+        return Err(StoreError::Refused(
+            "the address contains a password; remove it, and give `password_file` or \
+             `password_env` in `batch`, or PGPASSWORD"
+                .to_owned(),
+        ));
+    }
+    if let Some(password) = &server.password {
+        config.password(password);
+    }
     config.connect_timeout(CONNECT_TIMEOUT).application_name("wornpath");
     let rules = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     match (&server.tls, config.get_ssl_mode()) {

@@ -23,7 +23,7 @@ fn sharing(runner: &str, term: Duration) -> PostgresSharing {
 }
 
 fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreError> {
-    let server = PostgresServer { address: address.to_owned(), tls: None };
+    let server = PostgresServer { address: address.to_owned(), password: None, tls: None };
     Postgres::open(&server, sharing(runner, term))
 }
 

@@ -30,6 +30,9 @@ impl Certificates {
     }
 }
 
+/// The password of the servers' user.
+pub(crate) const PASSWORD: &str = "p@ss/w:rd";
+
 pub(crate) struct Database {
     programs: PathBuf,
     folder: PathBuf,
@@ -42,6 +45,16 @@ impl Database {
     /// `WORNPATH_PEERS=required`.
     pub(crate) fn start() -> Option<Self> {
         let mut database = Self::new()?;
+        database.run();
+        Some(database)
+    }
+
+    /// One that wants the password.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn start_with_password() -> Option<Self> {
+        let mut database = Self::new()?;
+        let rules = "host all all 127.0.0.1/32 scram-sha-256\n";
+        std::fs::write(database.cluster().join("pg_hba.conf"), rules).unwrap();
         database.run();
         Some(database)
     }
@@ -86,8 +99,14 @@ impl Database {
         if let Some((user, group)) = unprivileged() {
             chown(&database.folder, Some(user), Some(group)).unwrap();
         }
+        let password = database.folder.join("password");
+        std::fs::write(&password, PASSWORD).unwrap();
+        if let Some((user, group)) = unprivileged() {
+            chown(&password, Some(user), Some(group)).unwrap();
+        }
         let made = database
             .program("initdb")
+            .arg(format!("--pwfile={}", password.display()))
             .args([
                 "--no-sync",
                 "--auth=trust",
