@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
+use wornpath_config::SecretFile;
 use wornpath_events::{
     BrokerLogin, BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind,
     UrlUser, ZeroMq, ZmqAddress, has_password,
@@ -85,8 +86,14 @@ impl RelayArguments {
 
     fn password(&self) -> anyhow::Result<Option<String>> {
         let text = match (&self.password_file, &self.password_env) {
-            (Some(file), _) => std::fs::read_to_string(file)
-                .with_context(|| format!("--password-file: cannot read {}", file.display()))?,
+            (Some(file), _) => {
+                let secret = SecretFile { key: "--password-file", path: file.clone() };
+                if let Some(exposed) = secret.exposed() {
+                    eprintln!("warning: {exposed}");
+                }
+                std::fs::read_to_string(file)
+                    .with_context(|| format!("--password-file: cannot read {}", file.display()))?
+            }
             (None, Some(name)) => std::env::var(name)
                 .with_context(|| format!("--password-env: `{name}` is not set"))?,
             (None, None) => return Ok(None),
