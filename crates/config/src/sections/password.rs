@@ -53,15 +53,15 @@ pub(crate) fn password(section: &Section<'_>, diagnostics: &mut Diagnostics) -> 
     None
 }
 
-/// Reports a password in the address under `key`. The address is hidden in all messages.
+/// Whether the address under `key` contains a password, which is reported. The address is hidden in
+/// all messages.
 pub(crate) fn refuse_in_address(
     section: &Section<'_>,
     key: &'static str,
     diagnostics: &mut Diagnostics,
-) {
-    let Some(address) = section.maybe::<String>(key) else { return };
-    if !has_password(&address) {
-        return;
+) -> bool {
+    if !section.maybe::<String>(key).is_some_and(|address| has_password(&address)) {
+        return false;
     }
     let span = section.at(key);
     diagnostics.mask(span);
@@ -70,4 +70,5 @@ pub(crate) fn refuse_in_address(
     diagnostics.problems.push(problem.cure(
         "remove it from the address (keep `user@`), and give `password_file` or `password_env`",
     ));
+    true
 }

@@ -112,9 +112,9 @@ fn broker(
     let password = password(section, diagnostics);
     let tls = tls::server(section.node("tls"), diagnostics);
     let is_given = ["password_file", "password_env"].iter().any(|key| section.node(key).is_some());
-    refuse_in_address(section, "url", diagnostics);
+    let is_refused = refuse_in_address(section, "url", diagnostics);
     let UrlUser { url, user } = UrlUser::split(&url);
-    if user.is_some() && !is_given {
+    if user.is_some() && !is_given && !is_refused {
         let message = "`url` names a user or a token, but there is no password";
         let problem = Problem::new(ProblemKind::MissingParameter, section.at("url"), message);
         diagnostics.mask(section.at("url"));
