@@ -21,6 +21,8 @@ mod listening;
 mod orders;
 #[path = "../peer/mod.rs"]
 mod peer;
+#[cfg(feature = "grpc")]
+mod proto;
 mod push;
 mod push_router;
 mod restart;
