@@ -1,5 +1,7 @@
 //! The integration tests of the crate, in one binary; `flood` measures the process's memory and has
 //! its own.
+// The futures of the Kafka client over TLS are nested deeper than the default of 128.
+#![recursion_limit = "256"]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 #![allow(clippy::print_stdout, reason = "seeds and times are printed")]
 
