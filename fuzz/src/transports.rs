@@ -4,7 +4,7 @@
 use crate::wire::translate;
 use prost::Message as _;
 use tokio::io::{join, sink};
-use wornpath_events::grpc::PushReport;
+use wornpath_events::grpc::Report;
 use wornpath_events::wire::{WireBatch, WireLimits, WireMessage, decode};
 use wornpath_events::zmtp::{SocketKind, ZmtpConnection};
 use wornpath_events::{SourceMessage, ZmqAddress};
@@ -33,8 +33,8 @@ pub fn zmtp_stream(bytes: &[u8]) {
 
 /// A gRPC report: a report that decodes is equal after encoding and decoding it again.
 pub fn grpc_report(bytes: &[u8]) {
-    let Ok(report) = PushReport::decode(bytes) else { return };
-    let again = PushReport::decode(&report.encode_to_vec()[..]).expect("what we encode, we decode");
+    let Ok(report) = Report::decode(bytes) else { return };
+    let again = Report::decode(&report.encode_to_vec()[..]).expect("what we encode, we decode");
     assert_eq!(report, again);
     if let Some(SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. }) =
         report.message()

@@ -1,7 +1,7 @@
 //! Matches request paths against patterns with a `{name}` segment.
 
 use hyper::Method;
-use wornpath_gateway::percent::decode;
+use percent_encoding::percent_decode_str;
 
 /// A path pattern, such as `/pods/{name}/drain`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,11 @@ impl Pattern {
         };
         let name = path.strip_prefix(before)?.strip_suffix(after)?;
         let is_one_part = !name.is_empty() && !name.contains('/');
-        if is_one_part { decode(name).map(Some) } else { None }
+        let decoded = percent_decode_str(name);
+        // The library leaves an incomplete escape as it is.
+        let is_complete = decoded.clone().count() + 2 * name.matches('%').count() == name.len();
+        let decoded = decoded.decode_utf8().ok().filter(|_| is_one_part && is_complete)?;
+        Some(Some(decoded.into_owned()))
     }
 
     /// Whether it has a `{name}` segment.

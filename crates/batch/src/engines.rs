@@ -1,14 +1,13 @@
 //! Sends the requests of a batch through the pipeline that serves online requests.
 
 use crate::batches::Batches;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::time::Duration;
-use wornpath_execution::{Edit, StepCall, splice};
+use wornpath_execution::{Edit, StepCall, retry_after, splice};
 use wornpath_gateway::proxy::handle::{BatchRequest, send_planned};
 use wornpath_gateway::reply::ClientReply;
 use wornpath_index::PodId;
@@ -149,13 +148,12 @@ async fn reply(
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
-    let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
     let (body, held) = read_whole(&head.headers, body, answers).await?;
     Ok(LineReply {
         status: head.status.as_u16(),
         request_id: header("x-request-id"),
         body,
-        retry_after: retry_after.map(Duration::from_secs),
+        retry_after: retry_after(&head.headers),
         held,
     })
 }

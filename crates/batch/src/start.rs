@@ -71,10 +71,15 @@ fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesErr
                 Ok((Arc::new(FsStore::open(Arc::new(RealDisk), folder)?), None))
             }
             #[cfg(feature = "postgres")]
-            BatchStoreSettings::Postgres(address) => {
+            BatchStoreSettings::Postgres(database) => {
                 let runner = gateway_name(gateway);
                 let sharing = wornpath_jobs::PostgresSharing { runner, term: TERM };
-                let store = wornpath_jobs::Postgres::open(address, sharing)?;
+                let server = wornpath_jobs::PostgresServer {
+                    address: database.address.clone(),
+                    password: database.password.clone(),
+                    tls: database.tls.clone(),
+                };
+                let store = wornpath_jobs::Postgres::open(&server, sharing)?;
                 let watched = gateway.threads().add("postgres").beat_on(store.event_loop());
                 Ok((Arc::new(store), Some(watched)))
             }

@@ -1,14 +1,17 @@
 //! `wornpath relay`: publishes engines' cache events to a broker, so that many routers share one
 //! stream.
 
-use anyhow::{Context, anyhow, bail};
+use crate::http::TlsArguments;
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
+use wornpath_config::SecretFile;
 use wornpath_events::{
-    BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind, TransportOrigin,
-    ZeroMq, ZmqAddress, without_login,
+    BrokerLogin, BrokerStream, Epoch, PodName, RelayEvent, RelayTask, SinkError, TransportKind,
+    UrlUser, ZeroMq, ZmqAddress, has_password,
 };
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
@@ -21,12 +24,20 @@ pub(crate) struct RelayArguments {
     /// Pod and the publisher of its engine: NAME=zmq://host:port?replay=port; may be repeated
     #[arg(long, value_name = "POD=SOURCE", required = true, value_parser = source)]
     from: Vec<(PodName, ZmqAddress)>,
-    /// Broker: nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
-    #[arg(long, value_name = "BROKER", value_parser = broker)]
-    to: RelayBroker,
+    /// Broker: nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC; over
+    /// TLS tls://, rediss:// or kafka+ssl://, with --ca
+    #[arg(long, value_name = "BROKER")]
+    to: String,
+    /// File with the broker's password; its user is in the URL: redis://user@host:port/PREFIX
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+    /// Environment variable with the broker's password, instead of --password-file
+    #[arg(long, value_name = "NAME", conflicts_with = "password_file")]
+    password_env: Option<String>,
+    #[command(flatten)]
+    tls: TlsArguments,
 }
 
-#[derive(Clone)]
 struct RelayBroker {
     kind: &'static TransportKind,
     address: BrokerStream,
@@ -41,18 +52,56 @@ fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
     Ok((pod.into(), address.map_err(|error: wornpath_events::ZmqAddressError| error.to_string())?))
 }
 
-fn broker(text: &str) -> Result<RelayBroker, String> {
-    const EXPECTED: &str =
-        "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
-    let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
-    let is_broker = |kind: &&TransportKind| kind.origin == TransportOrigin::Broker;
-    let kind = TransportKind::named(scheme).filter(is_broker).ok_or(EXPECTED)?;
-    let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
-    if server.is_empty() || stream.is_empty() {
-        return Err(EXPECTED.to_owned());
+impl RelayArguments {
+    /// The broker of `--to`. No error shows the value, which may contain a password.
+    fn broker(&self) -> anyhow::Result<RelayBroker> {
+        const EXPECTED: &str = "--to: expected nats://host:port/STREAM, redis://host:port/PREFIX \
+                                or kafka://host:port/TOPIC";
+        ensure!(
+            !has_password(&self.to),
+            "--to contains a password, which other users of this machine see in `ps`; remove it \
+             (keep `user@`), and give --password-file or --password-env"
+        );
+        let (scheme, rest) = self.to.split_once("://").context(EXPECTED)?;
+        let kind = TransportKind::of_scheme(scheme).context(EXPECTED)?;
+        let (server, stream) = rest.split_once('/').context(EXPECTED)?;
+        ensure!(!server.is_empty() && !stream.is_empty(), EXPECTED);
+        let UrlUser { url, user } = UrlUser::split(&format!("{scheme}://{server}"));
+        let password = self.password()?;
+        ensure!(
+            user.is_none() || password.is_some(),
+            "--to names a user or a token, but there is no password; give --password-file or \
+             --password-env (a token belongs there, without `…@` in --to)"
+        );
+        ensure!(
+            kind.has_login || password.is_none(),
+            "--to: {} takes no password here; use a client certificate: --certificate and --key",
+            kind.title
+        );
+        let tls = (scheme != kind.name).then(|| self.tls.read_broker(&url)).transpose()?;
+        let login = password.map(|password| BrokerLogin { user, password });
+        let address = BrokerStream { url, stream: stream.to_owned(), login, tls };
+        Ok(RelayBroker { kind, address })
     }
-    let address = BrokerStream { url: format!("{scheme}://{server}"), stream: stream.to_owned() };
-    Ok(RelayBroker { kind, address })
+
+    fn password(&self) -> anyhow::Result<Option<String>> {
+        let text = match (&self.password_file, &self.password_env) {
+            (Some(file), _) => {
+                let secret = SecretFile { key: "--password-file", path: file.clone() };
+                if let Some(exposed) = secret.exposed() {
+                    eprintln!("warning: {exposed}");
+                }
+                std::fs::read_to_string(file)
+                    .with_context(|| format!("--password-file: cannot read {}", file.display()))?
+            }
+            (None, Some(name)) => std::env::var(name)
+                .with_context(|| format!("--password-env: `{name}` is not set"))?,
+            (None, None) => return Ok(None),
+        };
+        let password = text.trim_end_matches(['\r', '\n']);
+        ensure!(!password.is_empty(), "the broker's password is empty; give it, or no option");
+        Ok(Some(password.to_owned()))
+    }
 }
 
 /// Refuses two sources for one pod: each would look like a restart of the engine to the other.
@@ -69,6 +118,7 @@ fn refuse_duplicates(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
 
 pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::Result<()> {
     refuse_duplicates(&arguments.from)?;
+    let RelayBroker { kind, address: broker } = arguments.broker()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -80,14 +130,13 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_raw_payloads();
             let task =
                 RelayTask { from: transport, pod: pod.clone(), epoch, report: reporter(pod) };
-            let RelayBroker { kind, address: broker } = &arguments.to;
-            let relay = kind.relay(broker, task).map_err(|error| {
-                anyhow!("broker {}/{}: {error}", without_login(&broker.url), broker.stream)
-            })?;
+            let relay = kind
+                .relay(&broker, task)
+                .map_err(|error| anyhow!("broker {}/{}: {error}", broker.url, broker.stream))?;
             pods.spawn(async move {
                 relay.await;
             });
-            writeln!(out, "relaying {pod} from {address} to {}", without_login(&broker.url))?;
+            writeln!(out, "relaying {pod} from {address} to {}", broker.url)?;
         }
         out.flush()?;
         match pods.join_next().await {

@@ -11,10 +11,11 @@ use std::time::Duration;
 use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
-    BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DebugHeaders, EventSource,
-    ModelSettings, PodConfig, SecretFile, Settings,
+    BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DatabaseSettings, DebugHeaders,
+    EventSource, ModelSettings, PodConfig, SecretFile, Settings,
 };
 use wornpath_config::{Config, Tokenizers};
+use wornpath_events::has_password;
 use wornpath_gateway::{ServeError, serve};
 use wornpath_routing::Role;
 
@@ -172,7 +173,7 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
     add_pods(arguments, &mut settings.pods)?;
     set_model(arguments, &mut settings.models)?;
     policy::set(arguments, &mut settings)?;
-    settings.batch = batch(arguments, settings.batch);
+    settings.batch = batch(arguments, settings.batch)?;
     limits(arguments, &mut settings)?;
     Ok(settings)
 }
@@ -232,22 +233,48 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
 }
 
 /// The batch rules of the file, with the store of the command line.
-fn batch(arguments: &ServeArguments, from_file: Option<BatchRules>) -> Option<BatchRules> {
+fn batch(
+    arguments: &ServeArguments,
+    from_file: Option<BatchRules>,
+) -> anyhow::Result<Option<BatchRules>> {
     let Some(written) = &arguments.batches else {
-        let mut rules = from_file?;
+        let Some(mut rules) = from_file else { return Ok(None) };
         if let (BatchStoreSettings::Folder(folder), Some(config)) =
             (&mut rules.kept, &arguments.config)
         {
             // Paths in a configuration are relative to it.
             *folder = config.parent().unwrap_or(Path::new("")).join(&*folder);
         }
-        return Some(rules);
+        return Ok(Some(rules));
     };
-    let kept = BatchStoreSettings::at(written);
-    Some(match from_file {
-        Some(rules) => BatchRules { kept, ..rules },
+    let mut kept = batch_store(written)?;
+    Ok(Some(match from_file {
+        Some(rules) => {
+            // The address is replaced, not how it is called.
+            if let (BatchStoreSettings::Postgres(given), BatchStoreSettings::Postgres(of_file)) =
+                (&mut kept, &rules.kept)
+            {
+                given.tls.clone_from(&of_file.tls);
+            }
+            BatchRules { kept, ..rules }
+        }
         None => BatchRules::kept(kept),
-    })
+    }))
+}
+
+/// The store of `--batches`: a folder or a database.
+fn batch_store(written: &str) -> anyhow::Result<BatchStoreSettings> {
+    if !BatchStoreSettings::is_database(written) {
+        return Ok(BatchStoreSettings::Folder(PathBuf::from(written)));
+    }
+    ensure!(
+        !has_password(written),
+        "--batches contains a password, which other users of this machine see in `ps`; remove it \
+         (keep `user@`), and set PGPASSWORD, or use `batch` with `password_file` in a configuration"
+    );
+    let address = written.to_owned();
+    let password = std::env::var("PGPASSWORD").ok();
+    Ok(BatchStoreSettings::Postgres(DatabaseSettings { address, password, tls: None }))
 }
 
 fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {

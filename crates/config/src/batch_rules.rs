@@ -4,17 +4,29 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
+use wornpath_tls::ClientTls;
 
 /// The store of files and batches.
 #[derive(Clone, PartialEq, Eq)]
 pub enum BatchStoreSettings {
     /// A folder that only this gateway uses.
     Folder(PathBuf),
-    /// A PostgreSQL database at this address, which several gateways can share.
-    Postgres(String),
+    /// A PostgreSQL database, which several gateways can share.
+    Postgres(DatabaseSettings),
 }
 
-/// Hides the address of a database, which may contain a password.
+/// A database and how to connect to it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DatabaseSettings {
+    /// Its address, `postgres://user@host:5432/name`, without a password.
+    pub address: String,
+    /// The user's password, if the database asks for one.
+    pub password: Option<String>,
+    /// Connections are encrypted if this is set.
+    pub tls: Option<ClientTls>,
+}
+
+/// Hides a database, which has a password.
 impl fmt::Debug for BatchStoreSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -25,13 +37,10 @@ impl fmt::Debug for BatchStoreSettings {
 }
 
 impl BatchStoreSettings {
-    /// Parses the form of the command line: a folder, or `postgres://…`.
+    /// Whether this is the address of a database, and not of a folder.
     #[must_use]
-    pub fn at(text: &str) -> Self {
-        match text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            true => Self::Postgres(text.to_owned()),
-            false => Self::Folder(PathBuf::from(text)),
-        }
+    pub fn is_database(text: &str) -> bool {
+        text.starts_with("postgres://") || text.starts_with("postgresql://")
     }
 }
 

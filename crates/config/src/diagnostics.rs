@@ -78,6 +78,11 @@ impl<'a> Diagnostics<'a> {
         "…"
     }
 
+    /// Hides a value in the quoted source line.
+    pub(crate) fn mask(&mut self, span: Span) {
+        self.masked.push(span);
+    }
+
     /// Reports a name that is already in `names`, and adds it.
     pub(crate) fn check_unique(
         &mut self,

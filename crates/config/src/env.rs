@@ -1,9 +1,10 @@
-//! File access of the configuration check, as a trait, so that tests and fuzzing need no files.
+//! Files and environment variables of the configuration check, as a trait, so that tests and fuzzing
+//! need none.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Reads the files that a configuration names.
+/// Reads the files and environment variables that a configuration names.
 pub trait Environment {
     /// The text of a file; relative paths start at the configuration's folder.
     ///
@@ -20,6 +21,11 @@ pub trait Environment {
     /// Whether a path is something else than a file or a folder: a device, a pipe, a socket.
     fn is_special(&self, _path: &Path) -> bool {
         false
+    }
+
+    /// The value of an environment variable, if it is set and is UTF-8.
+    fn variable(&self, _name: &str) -> Option<String> {
+        None
     }
 
     /// Whether the folder contains a `tokenizer.json`.
@@ -62,6 +68,10 @@ impl Environment for RelativePaths {
     fn is_special(&self, path: &Path) -> bool {
         let found = fs::metadata(self.path(path));
         found.is_ok_and(|found| !found.is_dir() && !found.is_file())
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
     }
 
     fn has_tokenizer(&self, folder: &Path) -> bool {

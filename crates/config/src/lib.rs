@@ -27,7 +27,7 @@ pub mod tls;
 mod tokenizers;
 mod watch;
 
-pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
+pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use engine_priority::{PriorityRange, PriorityRangeError};

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry,
-    tenants, tls,
+    batch, checkpoint, discovery, limits, listen, models, password, pods, routes, sources,
+    telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -17,8 +17,8 @@ Generated from the code by a test; do not edit. A commented example: [wornpath.e
 
 `wornpath check wornpath.yaml` lists every problem of a configuration with its position and its cure;
 `wornpath serve -c wornpath.yaml` runs it. Relative paths start at the file's folder. The file contains no secrets:
-API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), and the cell's secret is in a separate
-file. The configuration is reloaded on SIGHUP, when the file changes, and on request of the admin plane; a file with a
+API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), and the cell's secret and passwords are in
+separate files. The configuration is reloaded on SIGHUP, when the file changes, and on request of the admin plane; a file with a
 problem changes nothing. An option of `wornpath serve` overrides the file ([which option overrides what](operations.md#changing-the-configuration)).
 ";
 
@@ -61,6 +61,11 @@ const PARTS: &[ReferencePart] = &[
         "event_sources[]",
         "Sources of cache events other than the engines themselves.",
         sources::SOURCE,
+    ),
+    (
+        "event_sources[].tls",
+        "For a broker over TLS. Renewed files take effect when the configuration is reloaded.",
+        tls::SERVER_TLS,
     ),
     (
         "checkpoint",
@@ -113,6 +118,16 @@ const PARTS: &[ReferencePart] = &[
         "batch",
         "Enables the Files and Batches APIs: [batches.md](batches.md). Read only at start.",
         batch::BATCH,
+    ),
+    (
+        "batch.tls",
+        "Encrypts connections to the database. Without it they are not encrypted.",
+        tls::SERVER_TLS,
+    ),
+    (
+        "batch, event_sources[]: the password",
+        "Of a database or a broker. An address with a password in it is refused.",
+        password::PASSWORD,
     ),
     ("Top level", "Keys environment the sections.", TOP),
 ];

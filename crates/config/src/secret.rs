@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 /// SHA-256 of a key. Callers' keys are compared by digest, so that none is kept in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,8 +104,13 @@ impl KeyDigest {
     /// Whether this is the digest of `secret`, compared in constant time.
     #[must_use]
     pub fn is_of(&self, secret: &[u8]) -> bool {
-        let found = Self::of(secret).0;
-        found.iter().zip(self.0).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+        self.is_same(&Self::of(secret))
+    }
+
+    /// Whether both digests are the same, compared in constant time.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
     }
 }
 
@@ -123,20 +129,13 @@ pub(crate) fn bytes(digits: &str) -> Result<[u8; 32], DigestError> {
         return Err(DigestError::BodyLength(digits.chars().count()));
     }
     let mut bytes = [0; 32];
-    for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        let pair = std::str::from_utf8(pair).map_err(|_| DigestError::Digit)?;
-        if pair.starts_with('+') {
-            return Err(DigestError::Digit);
-        }
-        *byte = u8::from_str_radix(pair, 16).map_err(|_| DigestError::Digit)?;
-    }
+    hex::decode_to_slice(digits, &mut bytes).map_err(|_| DigestError::Digit)?;
     Ok(bytes)
 }
 
 impl fmt::Display for KeyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "sha256:{}", hex::encode(self.0))
     }
 }
 

@@ -35,13 +35,27 @@ impl<'a> Section<'a> {
         problems: &mut Vec<Problem>,
     ) -> Self {
         let empty = SettingEntry { name, span, settings: &[] };
-        match node.map(|node| map(node, name)) {
-            Some(Ok(entry)) => Self::read(entry, parameters, &[], problems),
+        match node {
+            Some(node) => Self::map(node, name, parameters, &[], problems),
             None => Self::read(empty, parameters, &[], problems),
-            Some(Err(problem)) => {
+        }
+    }
+
+    /// Reads the map `name`; keys in `nested` are read by the caller.
+    pub(crate) fn map(
+        node: &'a Node,
+        name: &'static str,
+        parameters: &[Parameter],
+        nested: &[&'static str],
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        match map(node, name) {
+            Ok(entry) => Self::read(entry, parameters, nested, problems),
+            Err(problem) => {
                 problems.push(problem);
+                let empty = SettingEntry { name, span: node.span, settings: &[] };
                 // Missing parameters of a section of the wrong kind are no further problems.
-                Self::read(empty, parameters, &[], &mut Vec::new())
+                Self::read(empty, parameters, nested, &mut Vec::new())
             }
         }
     }

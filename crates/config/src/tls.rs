@@ -4,39 +4,16 @@
 //! current ones, so renewed certificates take effect when the configuration is reloaded.
 
 use rustls::client::verify_server_name;
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version};
+use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 use std::fmt;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use wornpath_execution::PodTls;
-
-/// Unusable certificates or keys. The caller adds the name of the file.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum TlsError {
-    /// The file contains no certificate.
-    #[error("it contains no certificate; it must contain PEM blocks `BEGIN CERTIFICATE`")]
-    NoCertificate,
-    /// The file is not valid PEM.
-    #[error("invalid PEM: {0}")]
-    NotPem(String),
-    /// The file contains no private key.
-    #[error("it contains no private key; it must contain a PEM block `BEGIN PRIVATE KEY`")]
-    NoKey,
-    /// The key does not match the certificate, or its algorithm is not supported.
-    #[error("certificate and key do not match, or are not supported: {0}")]
-    Pair(String),
-    /// A CA certificate cannot be used as a trust anchor.
-    #[error("invalid CA certificate: {0}")]
-    Roots(String),
-    /// The configured server name is not valid.
-    #[error("it is not a valid server name")]
-    Name,
-}
+pub use wornpath_tls::{ClientTls, ServerIdentity, TlsError, roots};
+use wornpath_tls::{client_config, provider};
 
 /// Minimum TLS version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,50 +32,6 @@ pub struct ListenerTls {
     /// Its own certificate.
     certificate: CertificateDer<'static>,
     is_mutual: bool,
-}
-
-/// A certificate chain and its private key.
-pub struct ServerIdentity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-}
-
-impl ServerIdentity {
-    /// Parses a certificate chain, the own certificate first.
-    ///
-    /// # Errors
-    /// If there is no certificate, or the text is not PEM.
-    pub fn chain(pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-        let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| TlsError::NotPem(error.to_string()))?;
-        if chain.is_empty() { Err(TlsError::NoCertificate) } else { Ok(chain) }
-    }
-
-    /// Parses a private key.
-    ///
-    /// # Errors
-    /// If there is no key.
-    pub fn key(pem: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
-        PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| TlsError::NoKey)
-    }
-
-    /// An identity of chain and key, which [`ListenerTls::new`] checks against each other.
-    #[must_use]
-    pub const fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Self {
-        Self { chain, key }
-    }
-}
-
-/// Parses CA certificates.
-///
-/// # Errors
-/// If there is no certificate, or one that cannot be a trust anchor.
-pub fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in ServerIdentity::chain(pem)? {
-        roots.add(certificate).map_err(|error| TlsError::Roots(error.to_string()))?;
-    }
-    Ok(roots)
 }
 
 impl ListenerTls {
@@ -183,17 +116,7 @@ pub fn pod_tls(
     identity: Option<ServerIdentity>,
     server_name: Option<String>,
 ) -> Result<PodTls, TlsError> {
-    let pair = |error: rustls::Error| TlsError::Pair(error.to_string());
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(Oldest::Tls12.versions())
-        .map_err(pair)?
-        .with_root_certificates(ca);
-    let mut config = match identity {
-        None => builder.with_no_client_auth(),
-        Some(ServerIdentity { chain, key }) => {
-            builder.with_client_auth_cert(chain, key).map_err(pair)?
-        }
-    };
+    let mut config = client_config(ca, identity)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let server_name =
         server_name.map(|name| ServerName::try_from(name).map_err(|_| TlsError::Name));
@@ -208,8 +131,4 @@ impl Oldest {
             Self::Tls13 => &ALL[..1],
         }
     }
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
 }

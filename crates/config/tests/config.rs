@@ -6,10 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use wornpath_config::{Config, RelativePaths, Tokenizers, reference};
+#[cfg(all(feature = "nats", feature = "redis"))]
+use wornpath_config::SourceKind;
+use wornpath_config::{
+    BatchRules, BatchStoreSettings, Config, Environment, RelativePaths, Tokenizers, reference,
+};
 use wornpath_yaml::ProblemKind;
 
 fn here(path: &str) -> PathBuf {
@@ -43,7 +47,7 @@ fn every_problem_is_reported_with_its_position_and_cure() {
         let shown = refused.to_string();
         // The brokers that a build supports depend on its features.
         let has_brokers = cfg!(any(feature = "nats", feature = "redis", feature = "kafka"));
-        if file == "sources.yaml" && has_brokers {
+        if ["sources.yaml", "passwords.yaml"].contains(&file) && has_brokers {
             continue;
         }
         let expected = path.with_extension("txt");
@@ -62,7 +66,7 @@ fn every_problem_is_reported_with_its_position_and_cure() {
 
 #[test]
 fn a_possible_secret_is_never_shown() {
-    for file in ["secrets", "pods", "sources"] {
+    for file in ["secrets", "pods", "sources", "passwords"] {
         let refused = Config::read(&here(&format!("tests/config/{file}.yaml"))).unwrap_err();
         for shown in [refused.to_string(), format!("{refused:?}"), refused.to_json().to_string()] {
             for secret in ["sk-live", "hunter2", "4242", "user:secret"] {
@@ -111,6 +115,69 @@ fn a_pod_file_is_checked_by_the_rules_of_the_configuration() {
     let refused = config.check_pods("pods.yaml", wrong).unwrap_err().to_string();
     assert!(refused.contains("unknown model `n`"), "{refused}");
     assert!(refused.contains("a file of pods has no key `listen`"), "{refused}");
+}
+
+/// One file with a password, and one variable.
+struct Passwords;
+
+impl Environment for Passwords {
+    fn text(&self, path: &Path) -> io::Result<String> {
+        if path == Path::new("db.password") {
+            return Ok("p@ss/w:rd \n".to_owned());
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn output_path(&self, _: &Path) -> Option<PathBuf> {
+        None
+    }
+
+    fn is_folder(&self, _: &Path) -> Option<bool> {
+        None
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        (name == "BROKER").then(|| "t0ken".to_owned())
+    }
+
+    fn has_tokenizer(&self, _: &Path) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_password_comes_from_a_file_or_the_environment_and_only_the_line_break_is_cut_off() {
+    let text = "pods: [{url: \"http://a:1\"}]\nbatch: {postgres: \"postgres://me@db/x\", \
+                password_file: db.password}\n";
+    let config = Config::check("w.yaml", text, &Passwords).unwrap();
+    let Some(BatchRules { kept: BatchStoreSettings::Postgres(database), .. }) =
+        &config.base_settings().batch
+    else {
+        panic!("the store is no database");
+    };
+    assert_eq!(database.address, "postgres://me@db/x");
+    assert_eq!(database.password.as_deref(), Some("p@ss/w:rd "));
+    let shown = format!("{:?}", config.base_settings());
+    assert!(!shown.contains("p@ss"), "{shown}");
+}
+
+#[cfg(all(feature = "nats", feature = "redis"))]
+#[test]
+fn the_user_of_a_broker_is_in_its_url_and_its_password_is_not() {
+    let source = |rest: &str| {
+        let text =
+            format!("pods: [{{url: \"http://a:1\"}}]\nevent_sources: [{{name: s, {rest}}}]\n");
+        let config = Config::check("w.yaml", &text, &Passwords).unwrap();
+        let SourceKind::Broker { address, .. } = config.sources()[0].kind.clone() else {
+            panic!("{rest} is no broker");
+        };
+        address
+    };
+    let token = source("kind: nats, url: \"nats://h\", password_env: BROKER").login.unwrap();
+    assert_eq!((token.user, token.password.as_str()), (None, "t0ken"));
+    let named = source("kind: redis, url: \"redis://me@h:1\", password_file: db.password");
+    assert_eq!(named.url, "redis://h:1");
+    assert_eq!(named.login.unwrap().user.as_deref(), Some("me"));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::message::{BatchId, Delivery, Epoch, SourceHeartbeat, SourceMessage};
 use crate::sink::SinkError;
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::{self, Envelope, WireBatch, WireLimits};
-use follower::{Broker, BrokerFailure};
+use follower::{Broker, BrokerFailure, reason};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ const OMITTED: &str = "the relay omitted this batch, which exceeds the broker's 
 
 impl From<BrokerFailure> for SinkError {
     fn from(failure: BrokerFailure) -> Self {
-        let other = |failure: BrokerFailure| Self::Unreachable(failure.to_string());
+        let other = |failure: BrokerFailure| Self::Unreachable(reason(&failure));
         failure.downcast().map_or_else(other, |error| *error)
     }
 }

@@ -47,7 +47,7 @@ pub use feed::{
     BatchAdmission, Feed, FeedCounters, FeedRules, FeedState, FeedStatus, FeedStep, Rebuild,
     ResumePoint, Resumed, SourceId,
 };
-pub use login::without_login;
+pub use login::{BrokerLogin, UrlUser, has_password};
 pub use message::{
     BatchId, Capabilities, Delivery, EngineDigest, Epoch, SourceHeartbeat, SourceMessage,
     SourceQuery,

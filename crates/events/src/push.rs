@@ -30,6 +30,10 @@ mod epochs;
 mod intake;
 #[cfg(feature = "grpc")]
 pub mod message;
+#[cfg(feature = "grpc")]
+#[rustfmt::skip]
+#[allow(missing_docs, unreachable_pub, reason = "generated")]
+mod proto;
 mod request;
 mod service;
 #[cfg(feature = "grpc")]

@@ -35,11 +35,11 @@ macro_rules! client {
 /// All event transports.
 #[rustfmt::skip]
 pub const TRANSPORTS: &[TransportKind] = &[
-    TransportKind { name: "zmq", title: "ZeroMQ", origin: TransportOrigin::Engine, client: None },
-    TransportKind { name: "push", title: "push", origin: TransportOrigin::Sidecar, client: None },
-    TransportKind { name: "nats", title: "NATS", origin: TransportOrigin::Broker, client: client!("nats", Nats) },
-    TransportKind { name: "redis", title: "Redis", origin: TransportOrigin::Broker, client: client!("redis", RedisStreams) },
-    TransportKind { name: "kafka", title: "Kafka", origin: TransportOrigin::Broker, client: client!("kafka", Kafka) },
+    TransportKind { name: "zmq", title: "ZeroMQ", tls_scheme: None, has_login: false, origin: TransportOrigin::Engine, client: None },
+    TransportKind { name: "push", title: "push", tls_scheme: None, has_login: false, origin: TransportOrigin::Sidecar, client: None },
+    TransportKind { name: "nats", title: "NATS", tls_scheme: Some("tls"), has_login: true, origin: TransportOrigin::Broker, client: client!("nats", Nats) },
+    TransportKind { name: "redis", title: "Redis", tls_scheme: Some("rediss"), has_login: true, origin: TransportOrigin::Broker, client: client!("redis", RedisStreams) },
+    TransportKind { name: "kafka", title: "Kafka", tls_scheme: Some("kafka+ssl"), has_login: false, origin: TransportOrigin::Broker, client: client!("kafka", Kafka) },
 ];
 
 /// The names of transports that feed several pods: the values of `kind` in `event_sources`.
@@ -76,6 +76,10 @@ pub struct TransportKind {
     pub name: &'static str,
     /// Its name in texts.
     pub title: &'static str,
+    /// The URL scheme of a broker that is called over TLS.
+    pub tls_scheme: Option<&'static str>,
+    /// Whether its client can log in with a password.
+    pub has_login: bool,
     /// Where its events come from.
     pub origin: TransportOrigin,
     client: Option<BrokerClient>,
@@ -121,6 +125,16 @@ impl TransportKind {
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         TRANSPORTS.iter().find(|kind| kind.name == name)
+    }
+
+    /// The broker whose URLs have this scheme, with or without TLS.
+    #[must_use]
+    pub fn of_scheme(scheme: &str) -> Option<&'static Self> {
+        let is_meant = |kind: &&Self| {
+            kind.origin == TransportOrigin::Broker
+                && (kind.name == scheme || kind.tls_scheme == Some(scheme))
+        };
+        TRANSPORTS.iter().find(is_meant)
     }
 
     const fn feeds_several_pods(&self) -> bool {
@@ -270,5 +284,9 @@ mod tests {
         assert_eq!(SOURCE_KINDS, ["push", "nats", "redis", "kafka"]);
         assert!(SOURCE_KINDS.iter().all(|name| TransportKind::named(name).is_some()));
         assert!(TransportKind::named("smoke").is_none());
+        for (scheme, name) in [("redis", "redis"), ("rediss", "redis"), ("tls", "nats")] {
+            assert_eq!(TransportKind::of_scheme(scheme).unwrap().name, name);
+        }
+        assert!(TransportKind::of_scheme("zmq").is_none(), "not a broker");
     }
 }

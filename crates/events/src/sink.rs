@@ -1,8 +1,10 @@
 //! Interfaces of a broker: the sink that a relay publishes to, and how a broker's sink and
 //! transport are opened.
 
+use crate::login::BrokerLogin;
 use crate::transport::{PodName, Transport};
 use crate::wire::Envelope;
+use wornpath_tls::ClientTls;
 
 /// Why a broker did not accept an entry.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -56,10 +58,14 @@ pub(crate) const KEPT_PER_POD: usize = 10_000;
 /// A broker's address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BrokerStream {
-    /// The server, with the scheme: `nats://host:port`.
+    /// The server, with the scheme and without a user: `nats://host:port`.
     pub url: String,
     /// The stream or topic, or the prefix of the pods' streams.
     pub stream: String,
+    /// How to log in, if the broker asks for it.
+    pub login: Option<BrokerLogin>,
+    /// Encrypts the connection; set if the scheme is one of TLS, and only then.
+    pub tls: Option<ClientTls>,
 }
 
 /// A broker that is both read from and published to.

@@ -12,13 +12,14 @@ use crate::failure::CallError;
 use crate::poison::{PoisonRequests, RequestFingerprint};
 use crate::response::{EngineResponse, OpenCall};
 use crate::retry::RetryBudgets;
+use crate::retry_after::retry_after;
 use crate::splice::{Edit, splice};
 use crate::timeouts::{TimeoutWatch, Timeouts};
 use crate::transfer::{self, TransferState};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use std::future::poll_fn;
@@ -249,12 +250,6 @@ pub(crate) fn outcome(result: &Result<EngineResponse, CallError>) -> CallOutcome
             _ => CallOutcome::Good,
         },
     }
-}
-
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds: f64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    // The breaker's longest rest is shorter anyway.
-    (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(86_400.0)))
 }
 
 /// Who can cancel a call before its response.

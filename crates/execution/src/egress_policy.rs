@@ -5,6 +5,7 @@
 //! names were resolved: only then is it known what a name or an odd notation stands for. Redirects
 //! are never followed.
 
+use ipnet::IpNet;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::fmt;
@@ -20,10 +21,7 @@ const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(500);
 
 /// A CIDR range of addresses, such as `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AddressRange {
-    first: IpAddr,
-    bits: u8,
-}
+pub struct AddressRange(IpNet);
 
 /// Text that is no CIDR range.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -55,22 +53,7 @@ impl AddressRange {
     /// Whether the address is in the range. An IPv4-mapped IPv6 address counts as the IPv4 address.
     #[must_use]
     pub fn holds(&self, address: IpAddr) -> bool {
-        prefix(address.to_canonical(), self.bits) == Some(self.first)
-    }
-}
-
-/// The address without its host bits; none if the prefix is longer than the address.
-fn prefix(address: IpAddr, bits: u8) -> Option<IpAddr> {
-    match address {
-        IpAddr::V4(address) if bits <= 32 => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
-            Some(IpAddr::V4((u32::from(address) & mask).into()))
-        }
-        IpAddr::V6(address) if bits <= 128 => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
-            Some(IpAddr::V6((u128::from(address) & mask).into()))
-        }
-        _ => None,
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -87,17 +70,17 @@ impl FromStr for AddressRange {
             None => most,
             Some(bits) => bits.parse().map_err(|_| wrong(bits))?,
         };
-        let first = prefix(given, bits).ok_or_else(|| wrong(&bits.to_string()))?;
-        if first != given {
-            return Err(RangeError::Surplus { given, bits, meant: first });
+        let range = IpNet::new(given, bits).map_err(|_| wrong(&bits.to_string()))?;
+        if range.network() != given {
+            return Err(RangeError::Surplus { given, bits, meant: range.network() });
         }
-        Ok(Self { first, bits })
+        Ok(Self(range))
     }
 }
 
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.bits)
+        self.0.fmt(f)
     }
 }
 

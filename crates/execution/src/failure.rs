@@ -6,6 +6,7 @@ use hyper::StatusCode;
 use std::io::ErrorKind;
 use std::time::Duration;
 use wornpath_routing::{Name, Rejection};
+use wornpath_tls::tls_error;
 
 /// Why a call to an endpoint failed.
 #[derive(Debug, thiserror::Error)]
@@ -134,13 +135,6 @@ impl CallError {
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-/// The TLS error among an error and its sources.
-#[must_use]
-pub fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
-    let of_this = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-    of_this.and_then(|inner| inner.downcast_ref()).or_else(|| error.source().and_then(tls_error))
 }
 
 /// Whether this process has run out of descriptors, ports or memory.

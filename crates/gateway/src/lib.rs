@@ -28,7 +28,6 @@ pub mod listener;
 pub mod local_api;
 pub mod log_limit;
 pub mod observe;
-pub mod percent;
 pub mod proxy;
 pub mod reply;
 pub mod routes;

@@ -56,7 +56,7 @@ pub use input::{Input, InputError, InputRules, LineSpan};
 pub use line::{BatchLine, Interface, LineForm, LineProblem};
 pub use pods::{BatchPods, InputFile, ReadLoad, read_whole};
 #[cfg(feature = "postgres")]
-pub use postgres::{Postgres, PostgresSharing};
+pub use postgres::{Postgres, PostgresServer, PostgresSharing};
 pub use prompt_hash::{BYTES_PER_TOKEN, Lengths, PromptHasher, rendered};
 pub use record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
 pub use reply::{LineReply, Owner, ReplyError, ReplyMeaning};

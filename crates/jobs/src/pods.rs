@@ -9,7 +9,7 @@ use crate::store_error::StoreError;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_execution::{
     BreakerRules, CallError, EgressPolicy, Endpoint, EndpointError, EngineResponse, Timeouts,
-    WorkerNumber, call, splice,
+    WorkerNumber, call, retry_after, splice,
 };
 use wornpath_planner::PodLoad;
 
@@ -117,12 +117,11 @@ impl BatchPods {
         let header = |name: &str| {
             answer.head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
-        let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
         let mut reply = LineReply {
             status: answer.head.status.as_u16(),
             request_id: header("x-request-id"),
             body: Bytes::new(),
-            retry_after: retry_after.map(Duration::from_secs),
+            retry_after: retry_after(&answer.head.headers),
             held: AnswerHold::default(),
         };
         let headers = answer.head.headers;

@@ -8,8 +8,8 @@
 //! runners: all of it when it is alone, otherwise a part of what is left, which shrinks towards the
 //! end.
 //!
-//! Limits: connections are not encrypted, so the database must be on a trusted network; uploads and
-//! results pass through the database, which costs it about their size in write-ahead log.
+//! Limits: uploads and results pass through the database, which costs it about their size in
+//! write-ahead log.
 
 mod batches;
 mod files;
@@ -32,6 +32,18 @@ use results::ResultRange;
 use std::io::Read;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use wornpath_tls::ClientTls;
+
+/// A database and how to connect to it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresServer {
+    /// A libpq URL or `key=value` pairs, without a password.
+    pub address: String,
+    /// The user's password, if the server asks for one.
+    pub password: Option<String>,
+    /// Connections are encrypted if this is set, and only then.
+    pub tls: Option<ClientTls>,
+}
 
 /// This gateway among those that share the database.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,13 +67,12 @@ impl std::fmt::Debug for Postgres {
 }
 
 impl Postgres {
-    /// Connects, and creates the tables if they do not exist. `address` is a libpq URL or
-    /// `key=value` pairs.
+    /// Connects, and creates the tables if they do not exist.
     ///
     /// # Errors
     /// If the address is invalid, or the database is unreachable or refuses.
-    pub fn open(address: &str, sharing: PostgresSharing) -> Result<Self, StoreError> {
-        let store = Self { pool: Pool::new(address)?, sharing };
+    pub fn open(server: &PostgresServer, sharing: PostgresSharing) -> Result<Self, StoreError> {
+        let store = Self { pool: Pool::new(server)?, sharing };
         store.pool.with(schema::make)?;
         Ok(store)
     }

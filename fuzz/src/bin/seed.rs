@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use wornpath_blocks::BlockHash;
 use wornpath_events::checkpoint::{PodCheckpoint, encode as encode_checkpoint};
-use wornpath_events::grpc::{self, PushBody, PushEventKind, PushReport};
+use wornpath_events::grpc::{self, Report, Said, What};
 use wornpath_events::wire::{
     WireBatch, WireEvent, WireLimits, WireMessage, decode, encode, records,
 };
@@ -128,8 +128,8 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
             fs::write(file("wire_batch", ""), payload)?;
             fs::write(file("wire_frames", ""), one_record(&frames))?;
             fs::write(file("zmtp_stream", ""), publisher_stream(&frames))?;
-            fs::write(file("grpc_report", "-raw"), report(PushBody::Raw(payload.to_vec())))?;
-            fs::write(file("grpc_report", ""), report(PushBody::Batch(typed(&batch))))?;
+            fs::write(file("grpc_report", "-raw"), report(Said::Raw(payload.to_vec())))?;
+            fs::write(file("grpc_report", ""), report(Said::Batch(typed(&batch))))?;
             for dialect in DIALECTS {
                 let mut written = Vec::new();
                 encode(&batch, dialect, &mut written);
@@ -185,17 +185,17 @@ fn publisher_stream(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-fn report(body: PushBody) -> Vec<u8> {
+fn report(body: Said) -> Vec<u8> {
     let pod = "pod".to_owned();
-    PushReport { pod, epoch: Some(1), sequence: Some(7), body: Some(body) }.encode_to_vec()
+    Report { pod, epoch: Some(1), sequence: Some(7), said: Some(body) }.encode_to_vec()
 }
 
 /// The same events in the messages of gRPC.
-fn typed(batch: &WireBatch) -> grpc::PushBatch {
+fn typed(batch: &WireBatch) -> grpc::Batch {
     let names = |blocks: &[wornpath_index::EngineHash]| blocks.iter().map(|one| one.0).collect();
     let tier = |tier: wornpath_index::Tier| format!("{tier:?}");
     let event = |event: WireEvent<'_>| match event {
-        WireEvent::Stored(stored) => PushEventKind::Stored(grpc::PushStored {
+        WireEvent::Stored(stored) => What::Stored(grpc::Stored {
             blocks: names(stored.blocks),
             parent: stored.parent.map(|parent| parent.0),
             tokens: stored.tokens.to_vec(),
@@ -204,12 +204,11 @@ fn typed(batch: &WireBatch) -> grpc::PushBatch {
             lora: stored.lora_name.unwrap_or_default().to_owned(),
             salt: String::new(),
         }),
-        WireEvent::Removed(removed) => PushEventKind::Removed(grpc::PushRemoved {
-            blocks: names(removed.blocks),
-            tier: tier(removed.tier),
-        }),
-        WireEvent::Cleared => PushEventKind::Cleared(grpc::PushEmpty {}),
+        WireEvent::Removed(removed) => {
+            What::Removed(grpc::Removed { blocks: names(removed.blocks), tier: tier(removed.tier) })
+        }
+        WireEvent::Cleared => What::Cleared(grpc::Nothing {}),
     };
-    let events = batch.events().map(|one| grpc::PushEvent { kind: Some(event(one)) });
-    grpc::PushBatch { events: events.collect() }
+    let events = batch.events().map(|one| grpc::Event { what: Some(event(one)) });
+    grpc::Batch { events: events.collect() }
 }

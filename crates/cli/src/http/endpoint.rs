@@ -7,6 +7,7 @@ use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
+use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
 use std::error::Error;
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use wornpath_config::tls::{ServerIdentity, TlsError, pod_tls, roots};
+use wornpath_config::tls::{ClientTls, ServerIdentity, TlsError, pod_tls, roots};
 use wornpath_execution::{PodTls, tls_error};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,8 +37,11 @@ pub(crate) struct TlsArguments {
     key: Option<PathBuf>,
 }
 
+/// What makes TLS settings of CAs, an own identity and the server's name.
+type MakeTls<T> = fn(RootCertStore, Option<ServerIdentity>, Option<String>) -> Result<T, TlsError>;
+
 impl TlsArguments {
-    fn read(&self) -> anyhow::Result<Option<PodTls>> {
+    fn read<T>(&self, make: MakeTls<T>) -> anyhow::Result<Option<T>> {
         let identity = match (&self.certificate, &self.key) {
             (None, None) => None,
             (Some(chain), Some(key)) => Some(ServerIdentity::new(
@@ -50,7 +54,7 @@ impl TlsArguments {
             ensure!(identity.is_none(), "--certificate is for https://, which needs --ca too");
             return Ok(None);
         };
-        let tls = pod_tls(read("--ca", ca, roots)?, identity, None);
+        let tls = make(read("--ca", ca, roots)?, identity, None);
         Ok(Some(tls.context("--certificate and --key")?))
     }
 
@@ -61,7 +65,13 @@ impl TlsArguments {
         }
         let no_ca =
             || format!("{option} is `{url}`; give the CA of its certificate with --ca FILE");
-        Ok(Some(self.read()?.with_context(no_ca)?))
+        Ok(Some(self.read(pod_tls)?.with_context(no_ca)?))
+    }
+
+    /// The TLS settings for a broker at `url`, whose scheme is one of TLS.
+    pub(crate) fn read_broker(&self, url: &str) -> anyhow::Result<ClientTls> {
+        let no_ca = || format!("--to is `{url}`; give the CA of its certificate with --ca FILE");
+        self.read(ClientTls::new)?.with_context(no_ca)
     }
 }
 

@@ -99,7 +99,8 @@ pub(crate) struct ServeArguments {
     #[arg(long)]
     pub(super) reveal_pods: bool,
     /// Serve OpenAI's Files and Batches API, and store files and batches in this folder, or in a
-    /// database that several gateways share, at postgres://user:password@host:5432/name
+    /// database that several gateways share, at postgres://user@host:5432/name, with the password
+    /// in PGPASSWORD
     #[arg(long, value_name = "FOLDER", env = "WORNPATH_BATCHES", hide_env_values = true)]
     pub(super) batches: Option<String>,
     /// Log level: error, warn, info or debug

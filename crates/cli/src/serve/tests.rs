@@ -103,7 +103,7 @@ const ROWS: &[Row] = &[
         by_file: "3s", by_both: "5s" },
     Row { flag: "reveal-pods", file: "reveal: nothing", given: &["--reveal-pods"], read: |settings| format!("{:?}", settings.reveal),
         by_file: "Nothing", by_both: "Pod" },
-    Row { flag: "batches", file: "batch: {postgres_file: database, window: 7}", given: &["--batches", "kept"], read: batches,
+    Row { flag: "batches", file: "batch: {postgres: \"postgres://user@127.0.0.1:1/name\", window: 7}", given: &["--batches", "kept"], read: batches,
         by_file: "postgres 7", by_both: "kept 7" },
 ];
 
@@ -170,7 +170,6 @@ impl File {
         for key in ["of-file", "of-flag"] {
             fs::write(folder.join(key), "key").unwrap();
         }
-        fs::write(folder.join("database"), "postgres://user@127.0.0.1:1/name").unwrap();
         Self(folder)
     }
 
@@ -266,6 +265,14 @@ fn a_flag_without_effect_is_refused_with_the_cure() {
         let error = file.settings("", given).unwrap_err();
         assert!(format!("{error:#}").contains(cure), "{given:?}: {error:#}");
     }
+}
+
+#[test]
+fn a_password_on_the_command_line_is_refused_with_the_cure_and_not_shown() {
+    let file = File::new("password");
+    let given = ["--batches", "postgres://me:canary@127.0.0.1:1/name"];
+    let error = format!("{:#}", file.settings("", &given).unwrap_err());
+    assert!(error.contains("set PGPASSWORD") && !error.contains("canary"), "{error}");
 }
 
 #[test]

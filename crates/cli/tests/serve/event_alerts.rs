@@ -77,7 +77,13 @@ fn an_unreachable_publisher_is_logged_once_and_shown() {
 #[test]
 fn an_unreachable_broker_is_reported_without_its_password() {
     let engines = Engines::start(&["--model", "m"]);
-    let source = "event_sources: [{name: b, kind: redis, url: \"redis://:canary@127.0.0.1:1\", stream: s}]\n";
+    let password = folder("event_alerts_password").join("password");
+    fs::write(&password, "canary\n").unwrap();
+    let source = format!(
+        "event_sources: [{{name: b, kind: redis, url: \"redis://me@127.0.0.1:1\", stream: s, \
+         password_file: \"{}\"}}]\n",
+        password.display()
+    );
     let gateway = start("event_alerts_redis", &engines, &format!("{MODEL}{source}"), "events: b");
     eventually("it is logged", || lines(&gateway, &["event source unreachable", "redis://"]) > 0);
     assert_eq!(feed(&gateway)["troubles"][0]["source"], "redis://127.0.0.1:1/s");

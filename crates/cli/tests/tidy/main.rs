@@ -13,7 +13,7 @@ use repository::{PURE, Source, crates, dependencies, documents, manifests, sourc
 /// before.
 #[rustfmt::skip]
 const DOWNWARD: &[&str] = &[
-    "cli", "admin", "batch", "gateway", "config", "jobs", "sim", "execution", "events", "planner", "routing", "index", "blocks", "yaml", "time",
+    "cli", "admin", "batch", "gateway", "config", "jobs", "sim", "execution", "events", "tls", "planner", "routing", "index", "blocks", "yaml", "time",
 ];
 
 const MOST_LINES: usize = 600;

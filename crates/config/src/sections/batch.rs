@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
-use crate::batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
+use crate::batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;
+use crate::sections::password::{PASSWORD, password, refuse_in_address};
+use crate::sections::tls;
 
 #[rustfmt::skip]
 pub(crate) const BATCH: &[Parameter] = &[
     Parameter::optional("folder", Takes::Text, "Folder for files and batches; only one gateway may use it at a time."),
-    Parameter::optional("postgres_file", Takes::Text, "File with the address of a PostgreSQL database to use instead, which several gateways can share: `postgres://user:password@host:5432/name`."),
+    Parameter::optional("postgres", Takes::Text, "Address of a PostgreSQL database to use instead, which several gateways can share: `postgres://user@host:5432/name`; its password is in `password_file` or `password_env`."),
     Parameter::with_default("lines", Takes::Whole(1, 10_000_000), "1000000", "Maximum number of lines in an input file."),
     Parameter::with_default("file", Takes::Size(1 << 10, 1 << 40), "4GiB", "Maximum size of an upload; larger ones get 413."),
     Parameter::with_default("window", Takes::Whole(1, 4096), "128", "Maximum batch requests in flight on one pod while it has no online requests."),
@@ -27,7 +29,8 @@ pub(crate) const BATCH: &[Parameter] = &[
 
 pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
-    let section = Section::of(Some(node), "batch", node.span, BATCH, &mut diagnostics.problems);
+    let keys = [BATCH, PASSWORD].concat();
+    let section = Section::map(node, "batch", &keys, &["tls"], &mut diagnostics.problems);
     diagnostics.check_nonzero(&section, "keep");
     let store = store(&section, diagnostics)?;
     let plain = BatchRules::kept(store);
@@ -49,50 +52,53 @@ pub(crate) fn batch(root: &Node, diagnostics: &mut Diagnostics) -> Option<BatchR
 }
 
 fn store(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<BatchStoreSettings> {
-    let folder = section.maybe::<String>("folder");
-    let file = section.maybe::<String>("postgres_file");
-    let file = match (folder, file) {
-        (Some(folder), None) => {
-            if diagnostics.environment.is_folder(Path::new(&folder)) == Some(false) {
-                let message = format!("`folder` of `batch` is `{folder}`, which is a file");
-                let problem =
-                    Problem::new(ProblemKind::BadParameter, section.at("folder"), message);
-                diagnostics
-                    .problems
-                    .push(problem.cure("give a folder; it is created if it does not exist"));
-                return None;
-            }
-            return Some(BatchStoreSettings::Folder(PathBuf::from(folder)));
-        }
-        (None, Some(file)) => file,
-        (folder, _) => {
-            let message = if folder.is_some() {
-                "`batch` sets both `folder` and `postgres_file`"
-            } else {
-                "`batch` sets neither `folder` nor `postgres_file`"
-            };
-            let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
-            diagnostics.problems.push(problem.cure("set exactly one of them"));
-            return None;
-        }
+    let message = match (section.maybe("folder"), section.maybe("postgres")) {
+        (Some(folder), None) => return self::folder(section, folder, diagnostics),
+        (None, Some(address)) => return database(section, address, diagnostics),
+        (Some::<String>(_), Some::<String>(_)) => "`batch` sets both `folder` and `postgres`",
+        (None, None) => "`batch` sets neither `folder` nor `postgres`",
     };
-    diagnostics.note_secret("postgres_file", &file);
-    let read = diagnostics.environment.text(Path::new(&file)).map_err(|error| error.to_string());
-    let address = read.and_then(|text| match BatchStoreSettings::at(text.trim()) {
-        address @ BatchStoreSettings::Postgres(_) => Ok(address),
-        // The text may be a secret, so it is not shown.
-        BatchStoreSettings::Folder(_) => Err("it does not start with `postgres://`".to_owned()),
-    });
-    match address {
-        Ok(address) => Some(address),
-        Err(error) => {
-            let message = format!("invalid database address in `{file}`: {error}");
-            let problem =
-                Problem::new(ProblemKind::BadParameter, section.at("postgres_file"), message);
-            diagnostics
-                .problems
-                .push(problem.cure("write `postgres://user:password@host:5432/name` to the file"));
-            None
-        }
+    let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
+    diagnostics.problems.push(problem.cure("set exactly one of them"));
+    None
+}
+
+fn folder(
+    section: &Section<'_>,
+    folder: String,
+    diagnostics: &mut Diagnostics,
+) -> Option<BatchStoreSettings> {
+    for key in ["tls", "password_file", "password_env"] {
+        let Some(node) = section.node(key) else { continue };
+        let message = format!("`{key}` of `batch` is for a database, but the store is a folder");
+        let problem = Problem::new(ProblemKind::BadParameter, node.span, message);
+        diagnostics.problems.push(problem.cure(format!("remove `{key}`, or set `postgres`")));
     }
+    if diagnostics.environment.is_folder(Path::new(&folder)) == Some(false) {
+        let message = format!("`folder` of `batch` is `{folder}`, which is a file");
+        let problem = Problem::new(ProblemKind::BadParameter, section.at("folder"), message);
+        diagnostics
+            .problems
+            .push(problem.cure("give a folder; it is created if it does not exist"));
+        return None;
+    }
+    Some(BatchStoreSettings::Folder(PathBuf::from(folder)))
+}
+
+fn database(
+    section: &Section<'_>,
+    address: String,
+    diagnostics: &mut Diagnostics,
+) -> Option<BatchStoreSettings> {
+    refuse_in_address(section, "postgres", diagnostics);
+    let password = password(section, diagnostics);
+    let tls = tls::server(section.node("tls"), diagnostics);
+    if !BatchStoreSettings::is_database(&address) {
+        let shown = diagnostics.shown_address(&address, section.at("postgres"));
+        let message = format!("`postgres` of `batch` is `{shown}`, which is no database address");
+        let problem = Problem::new(ProblemKind::BadParameter, section.at("postgres"), message);
+        diagnostics.problems.push(problem.cure("write `postgres://user@host:5432/name`"));
+        return None;
+    }
+    Some(BatchStoreSettings::Postgres(DatabaseSettings { address, password, tls }))
 }

@@ -6,6 +6,7 @@ pub(crate) mod discovery;
 pub(crate) mod limits;
 pub(crate) mod listen;
 pub(crate) mod models;
+pub(crate) mod password;
 pub(crate) mod pods;
 pub(crate) mod profiles;
 pub(crate) mod routes;

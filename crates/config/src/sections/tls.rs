@@ -1,14 +1,16 @@
-//! `tls` of a listener, and `pod_tls`: files with certificates and keys.
+//! `tls` of a listener, `pod_tls`, and `tls` of a broker or a database: files with certificates and
+//! keys.
 
 use std::fmt::Display;
 use std::path::Path;
 
+use rustls::RootCertStore;
 use wornpath_execution::PodTls;
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes};
 
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;
-use crate::tls::{ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
+use crate::tls::{ClientTls, ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
 
 #[rustfmt::skip]
 pub(crate) const LISTENER_TLS: &[Parameter] = &[
@@ -24,6 +26,14 @@ pub(crate) const POD_TLS: &[Parameter] = &[
     Parameter::optional("certificate", Takes::Text, "PEM file with the client certificate for pods that require one."),
     Parameter::optional("key", Takes::Text, "PEM file with its private key."),
     Parameter::optional("server_name", Takes::Text, "Server name in the pods' certificates, if it is not the host of their address."),
+];
+
+#[rustfmt::skip]
+pub(crate) const SERVER_TLS: &[Parameter] = &[
+    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the server's certificate; a connection to any other server is refused."),
+    Parameter::optional("certificate", Takes::Text, "PEM file with the client certificate, if the server requires one."),
+    Parameter::optional("key", Takes::Text, "PEM file with its private key."),
+    Parameter::optional("server_name", Takes::Text, "Name in the server's certificate, if it is not the host of its address."),
 ];
 
 /// The `tls` of a listener, if it has one.
@@ -44,22 +54,38 @@ pub(crate) fn listener(node: Option<&Node>, diagnostics: &mut Diagnostics) -> Op
 
 /// The TLS settings of pods at `https://`, if there are any.
 pub(crate) fn pods(root: &Node, diagnostics: &mut Diagnostics) -> Option<PodTls> {
-    let node = root.get("pod_tls")?;
-    let section = Section::of(Some(node), "pod_tls", node.span, POD_TLS, &mut diagnostics.problems);
+    client(root.get("pod_tls"), "pod_tls", diagnostics, POD_TLS, pod_tls)
+}
+
+/// The `tls` of a broker or a database, if it has one.
+pub(crate) fn server(node: Option<&Node>, diagnostics: &mut Diagnostics) -> Option<ClientTls> {
+    client(node, "tls", diagnostics, SERVER_TLS, ClientTls::new)
+}
+
+/// Reads the keys of a client, which are the same for all servers.
+fn client<T>(
+    node: Option<&Node>,
+    name: &'static str,
+    diagnostics: &mut Diagnostics,
+    parameters: &[Parameter],
+    make: fn(RootCertStore, Option<ServerIdentity>, Option<String>) -> Result<T, TlsError>,
+) -> Option<T> {
+    let node = node?;
+    let section = Section::of(Some(node), name, node.span, parameters, &mut diagnostics.problems);
     let ca = file(&section, "ca", diagnostics, roots)?;
     let own = match (section.node("certificate"), section.node("key")) {
         (None, None) => None,
         (Some(_), Some(_)) => Some(identity(&section, diagnostics)?),
         (Some(half), None) | (None, Some(half)) => {
-            let message = "`pod_tls` sets only one of `certificate` and `key`";
+            let message = format!("`{name}` sets only one of `certificate` and `key`");
             diagnostics.problems.push(
                 Problem::new(ProblemKind::MissingParameter, half.span, message)
-                    .cure("set both, or neither if pods require no client certificate"),
+                    .cure("set both, or neither if no client certificate is required"),
             );
             return None;
         }
     };
-    let tls = pod_tls(ca, own, section.maybe("server_name"));
+    let tls = make(ca, own, section.maybe("server_name"));
     let at = if matches!(tls, Err(TlsError::Name)) { "server_name" } else { "certificate" };
     tls.map_err(|error| unusable(at, section.at(at), &error, diagnostics)).ok()
 }

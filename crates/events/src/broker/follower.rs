@@ -10,10 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use wornpath_time::Backoff;
+use wornpath_tls::explain;
 
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 pub(super) type BrokerFailure = Box<dyn Error + Send + Sync>;
+
+/// Why a broker failed; for TLS also the cure.
+pub(super) fn reason(failure: &BrokerFailure) -> String {
+    explain(failure.as_ref()).unwrap_or_else(|| failure.to_string())
+}
 
 /// A broker's client.
 pub trait Broker: Send {
@@ -99,7 +105,7 @@ impl<B: Broker> Transport for BrokerFollower<B> {
             if let Err(failure) = self.step().await {
                 self.connect_at = Instant::now() + self.backoff.failed();
                 let was_connected = self.broker.disconnect();
-                self.report(failure.to_string());
+                self.report(reason(&failure));
                 if was_connected {
                     return SourceSignal::AllPods(SourceMessage::Disconnected);
                 }

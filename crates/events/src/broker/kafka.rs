@@ -102,39 +102,31 @@ struct KafkaReplay {
     range: Option<std::ops::Range<i64>>,
 }
 
-impl Kafka {
-    /// For pods whose events are in `topic` at comma-separated `host:port` addresses.
-    #[must_use]
-    pub fn new(brokers: &str, topic: &str, pods: &[PodName]) -> Self {
+impl BrokerTransport for Kafka {
+    type Sink = KafkaSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
         let source =
             |pod: &PodName| KafkaPod { pod: Arc::clone(pod), positions: Positions::default() };
         let partitions = Partitions {
-            address: KafkaAddress::new(brokers, topic),
+            address: KafkaAddress::new(address),
             pods: pods.iter().map(source).collect(),
             cursors: BTreeMap::new(),
             connection: None,
             signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Self::named(format!("kafka://{brokers}/{topic}"), pods, partitions)
-    }
-}
-
-impl BrokerTransport for Kafka {
-    type Sink = KafkaSink;
-
-    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
-        Ok(Self::new(brokers(&address.url), &address.stream, pods))
+        Ok(Self::named(format!("{}/{}", address.url, address.stream), pods, partitions))
     }
 
     fn open_sink(address: &BrokerStream) -> Result<KafkaSink, String> {
-        Ok(KafkaSink::new(brokers(&address.url), &address.stream))
+        Ok(KafkaSink {
+            address: KafkaAddress::new(address),
+            partitions: None,
+            found: None,
+            heartbeats: None,
+        })
     }
-}
-
-/// The `host:port` addresses of a `kafka://` URL.
-fn brokers(url: &str) -> &str {
-    url.trim_start_matches("kafka://")
 }
 
 impl Broker for Partitions {
@@ -378,17 +370,6 @@ struct HeartbeatTopic {
 }
 
 impl KafkaSink {
-    /// For `topic` at comma-separated `host:port` addresses. It is created if needed.
-    #[must_use]
-    pub fn new(brokers: &str, topic: &str) -> Self {
-        Self {
-            address: KafkaAddress::new(brokers, topic),
-            partitions: None,
-            found: None,
-            heartbeats: None,
-        }
-    }
-
     async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, BrokerFailure> {
         let partitions = match &mut self.partitions {
             Some(partitions) => partitions,

@@ -10,7 +10,7 @@ use super::{
     Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
     read_heartbeat,
 };
-use crate::login::{Login, split};
+use crate::login::BrokerLogin;
 use crate::message::{Delivery, SourceMessage};
 use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
@@ -21,10 +21,13 @@ use async_nats::jetstream::stream::{Config, LastRawMessageErrorKind, Stream};
 use async_nats::jetstream::{self, Context};
 use async_nats::{ConnectOptions, Event, Subscriber};
 use futures_util::StreamExt;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use rustls::ClientConfig;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use wornpath_tls::ClientTls;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The setting that limits the size of a message.
@@ -51,8 +54,9 @@ pub struct Subjects {
 #[derive(Clone)]
 struct NatsAddress {
     url: String,
-    login: Option<Login>,
+    login: Option<BrokerLogin>,
     stream: String,
+    tls: Option<ClientTls>,
 }
 
 /// A replay that has not started yet.
@@ -77,12 +81,12 @@ struct NatsConnection {
     disconnected: mpsc::Receiver<()>,
 }
 
-impl Nats {
-    /// For pods whose events are in `stream` at a `nats://` address.
-    #[must_use]
-    pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
-        let address = NatsAddress::new(url, stream);
-        let name = format!("{}/{stream}", address.url);
+impl BrokerTransport for Nats {
+    type Sink = NatsSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        let address = NatsAddress::new(address);
+        let name = format!("{}/{}", address.url, address.stream);
         let subjects = Subjects {
             pods: pods.iter().map(|pod| (address.subject(pod), Arc::clone(pod))).collect(),
             address,
@@ -93,19 +97,11 @@ impl Nats {
             signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Self::named(name, pods, subjects)
-    }
-}
-
-impl BrokerTransport for Nats {
-    type Sink = NatsSink;
-
-    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
-        Ok(Self::new(&address.url, &address.stream, pods))
+        Ok(Self::named(name, pods, subjects))
     }
 
     fn open_sink(address: &BrokerStream) -> Result<NatsSink, String> {
-        Ok(NatsSink::new(&address.url, &address.stream))
+        Ok(NatsSink { address: NatsAddress::new(address), connection: None })
     }
 }
 
@@ -262,12 +258,6 @@ impl NatsPublisher {
 }
 
 impl NatsSink {
-    /// For `stream` at a `nats://` address.
-    #[must_use]
-    pub fn new(url: &str, stream: &str) -> Self {
-        Self { address: NatsAddress::new(url, stream), connection: None }
-    }
-
     /// The open connection, or a new one.
     async fn publisher(&mut self) -> Result<NatsPublisher, BrokerFailure> {
         match self.connection.take() {
@@ -336,9 +326,9 @@ async fn unless_disconnected<T>(
 }
 
 impl NatsAddress {
-    fn new(url: &str, stream: &str) -> Self {
-        let (url, login) = split(url);
-        Self { url, login, stream: stream.to_owned() }
+    fn new(address: &BrokerStream) -> Self {
+        let BrokerStream { url, stream, login, tls } = address.clone();
+        Self { url, login, stream, tls }
     }
 
     fn subject(&self, pod: &str) -> String {
@@ -357,8 +347,16 @@ impl NatsAddress {
         let options = ConnectOptions::new();
         let client = match self.login.clone() {
             None => options,
-            Some(Login::User(user, password)) => options.user_and_password(user, password),
-            Some(Login::Token(token)) => options.token(token),
+            Some(BrokerLogin { user: Some(user), password }) => {
+                options.user_and_password(user, password)
+            }
+            Some(BrokerLogin { user: None, password: token }) => options.token(token),
+        };
+        let client = match &self.tls {
+            None => client,
+            Some(tls) => {
+                client.require_tls(true).tls_client_config(ClientConfig::clone(tls.config()))
+            }
         };
         let client = client
             .connection_timeout(TIMEOUT)
@@ -423,18 +421,12 @@ impl NatsAddress {
     }
 }
 
+/// What a token of a subject cannot contain.
+const SPECIAL: &AsciiSet = &CONTROLS.add(b' ').add(b'.').add(b'*').add(b'>').add(b'%');
+
 /// A pod's name as one token of a subject: special characters are percent-encoded.
 fn token(pod: &str) -> String {
-    let mut token = String::with_capacity(pod.len());
-    for byte in pod.bytes() {
-        match byte {
-            b'.' | b'*' | b'>' | b'%' | 0..=b' ' | 0x7F.. => {
-                token.push_str(&format!("%{byte:02X}"));
-            }
-            plain => token.push(char::from(plain)),
-        }
-    }
-    token
+    utf8_percent_encode(pod, SPECIAL).to_string()
 }
 
 async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, BrokerFailure> {

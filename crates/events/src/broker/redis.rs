@@ -10,17 +10,24 @@ use super::{
     Broker, BrokerFailure, BrokerFollower, Positions, ReplayedEntry, push_replayed, read,
     read_heartbeat,
 };
+use crate::login::BrokerLogin;
 use crate::message::{Delivery, SourceMessage};
 use crate::sink::{BrokerStream, BrokerTransport, KEPT_PER_POD, Sink, SinkError};
 use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
-use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd, pipe};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisError, Value, cmd, pipe,
+};
+use rustls::pki_types::ServerName;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// How long the server blocks a read that finds nothing. A query waits no longer than this.
 const BLOCK: Duration = Duration::from_millis(200);
@@ -37,7 +44,7 @@ pub type RedisStreams = BrokerFollower<Streams>;
 
 /// The streams of some pods.
 pub struct Streams {
-    client: Client,
+    server: RedisServer,
     streams: Vec<RedisStream>,
     connection: Option<MultiplexedConnection>,
     /// When heartbeats are read next.
@@ -65,13 +72,11 @@ struct RedisReplay {
     start: String,
 }
 
-impl RedisStreams {
-    /// For pods whose events are in streams under `prefix` at a `redis://` address.
-    ///
-    /// # Errors
-    /// The address is invalid.
-    pub fn new(url: &str, prefix: &str, pods: &[PodName]) -> Result<Self, RedisError> {
-        let client = Client::open(url)?;
+impl BrokerTransport for RedisStreams {
+    type Sink = RedisSink;
+
+    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
+        let prefix = &address.stream;
         let stream = |pod: &PodName| RedisStream {
             pod: Arc::clone(pod),
             key: format!("{prefix}:{pod}"),
@@ -79,28 +84,20 @@ impl RedisStreams {
             cursor: None,
             positions: Positions::default(),
         };
-        let address = client.get_connection_info().addr().to_string();
         let streams = Streams {
-            client,
+            server: RedisServer::new(address)?,
             streams: pods.iter().map(stream).collect(),
             connection: None,
             heartbeats_at: Instant::now(),
             signals: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Ok(Self::named(format!("redis://{address}/{prefix}"), pods, streams))
-    }
-}
-
-impl BrokerTransport for RedisStreams {
-    type Sink = RedisSink;
-
-    fn open(address: &BrokerStream, pods: &[PodName]) -> Result<Self, String> {
-        Self::new(&address.url, &address.stream, pods).map_err(|error| error.to_string())
+        Ok(Self::named(format!("{}/{prefix}", address.url), pods, streams))
     }
 
     fn open_sink(address: &BrokerStream) -> Result<RedisSink, String> {
-        RedisSink::new(&address.url, &address.stream).map_err(|error| error.to_string())
+        let server = RedisServer::new(address)?;
+        Ok(RedisSink { server, prefix: address.stream.clone(), connection: None })
     }
 }
 
@@ -114,7 +111,7 @@ impl Broker for Streams {
     }
 
     async fn connect(&mut self) -> Result<(), BrokerFailure> {
-        let mut connection = connect(&self.client).await?;
+        let mut connection = self.server.connect().await?;
         for stream in &mut self.streams {
             if stream.cursor.is_none() {
                 let last = last_entry(&mut connection, &stream.key).await?;
@@ -217,26 +214,18 @@ impl Streams {
 
 /// Publishes to streams.
 pub struct RedisSink {
-    client: Client,
+    server: RedisServer,
     prefix: String,
     /// Dropped after an error.
     connection: Option<MultiplexedConnection>,
 }
 
 impl RedisSink {
-    /// For streams under `prefix` at a `redis://` address.
-    ///
-    /// # Errors
-    /// The address is invalid.
-    pub fn new(url: &str, prefix: &str) -> Result<Self, RedisError> {
-        Ok(Self { client: Client::open(url)?, prefix: prefix.to_owned(), connection: None })
-    }
-
     /// The open connection, or a new one.
-    async fn connection(&mut self) -> Result<MultiplexedConnection, RedisError> {
+    async fn connection(&mut self) -> Result<MultiplexedConnection, BrokerFailure> {
         match self.connection.take() {
             Some(connection) => Ok(connection),
-            None => connect(&self.client).await,
+            None => self.server.connect().await,
         }
     }
 }
@@ -287,11 +276,73 @@ fn heartbeat_key(prefix: &str, pod: &str) -> String {
     format!("{prefix}-alive:{pod}")
 }
 
-async fn connect(client: &Client) -> Result<MultiplexedConnection, RedisError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(TIMEOUT))
-        .set_response_timeout(Some(TIMEOUT));
-    client.get_multiplexed_async_connection_with_config(&config).await
+/// A server, and how to connect to it.
+struct RedisServer {
+    client: Client,
+    tls: Option<ServerTls>,
+}
+
+/// TLS to a server of this name.
+struct ServerTls {
+    connector: TlsConnector,
+    host: String,
+    port: u16,
+    name: ServerName<'static>,
+}
+
+impl RedisServer {
+    fn new(address: &BrokerStream) -> Result<Self, String> {
+        // The client is built without TLS, which is ours: its own takes no server name.
+        let url = address.url.replacen("rediss://", "redis://", 1);
+        let client = logged_in(url, address.login.as_ref()).map_err(|error| error.to_string())?;
+        let Some(tls) = &address.tls else { return Ok(Self { client, tls: None }) };
+        let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr().clone() else {
+            return Err("TLS needs `rediss://host:port`".to_owned());
+        };
+        let name = ServerName::try_from(host.clone())
+            .map_err(|_| format!("host `{host}` cannot be in a certificate"))?;
+        let connector = TlsConnector::from(Arc::clone(tls.config()));
+        Ok(Self { client, tls: Some(ServerTls { connector, host, port, name }) })
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, BrokerFailure> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(TIMEOUT))
+            .set_response_timeout(Some(TIMEOUT));
+        let Some(tls) = &self.tls else {
+            return Ok(self.client.get_multiplexed_async_connection_with_config(&config).await?);
+        };
+        let connect = async {
+            let stream = tls.connect().await?;
+            let settings = self.client.get_connection_info().redis_settings();
+            let opened = MultiplexedConnection::new_with_config(settings, stream, config).await?;
+            Ok::<_, BrokerFailure>(opened)
+        };
+        let (connection, driver) = timeout(TIMEOUT, connect).await??;
+        // It ends with the last clone of the connection.
+        tokio::spawn(driver);
+        Ok(connection)
+    }
+}
+
+fn logged_in(url: String, login: Option<&BrokerLogin>) -> Result<Client, RedisError> {
+    let mut info = url.into_connection_info()?;
+    if let Some(BrokerLogin { user, password }) = login {
+        let mut settings = info.redis_settings().clone().set_password(password);
+        if let Some(user) = user {
+            settings = settings.set_username(user);
+        }
+        info = info.set_redis_settings(settings);
+    }
+    Client::open(info)
+}
+
+impl ServerTls {
+    async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        self.connector.connect(self.name.clone(), stream).await
+    }
 }
 
 async fn last_entry(

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, RwLock};
+use subtle::ConstantTimeEq;
 
 /// The SHA-256 of a token.
 pub type TokenDigest = [u8; 32];
@@ -50,7 +51,7 @@ fn is_token(expected: TokenDigest, authorization: Option<&[u8]>) -> bool {
     let token = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
     let Some(token) = token else { return false };
     let found: TokenDigest = Sha256::digest(token).into();
-    found.iter().zip(expected).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+    found.ct_eq(&expected).into()
 }
 
 /// The access rule of a listener for pushed events.

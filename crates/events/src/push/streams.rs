@@ -6,7 +6,7 @@
 
 use super::access::PushAccess;
 use super::intake::Intake;
-use super::message::{PushReply, PushReport};
+use super::message::{Report, Wish};
 use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
 use futures_util::Stream;
@@ -33,7 +33,7 @@ pub(super) async fn answer(
         let message = format!("unknown method {}; expected {PATH}", request.uri().path());
         return Status::unimplemented(message).into_http();
     }
-    let codec = ProstCodec::<PushReply, PushReport>::default();
+    let codec = ProstCodec::<Wish, Report>::default();
     let mut grpc = Grpc::new(codec).max_decoding_message_size(max_message_bytes);
     grpc.streaming(FollowService { intake, access }, request).await
 }
@@ -43,14 +43,14 @@ struct FollowService {
     access: PushAccess,
 }
 
-type Replies = Pin<Box<dyn Stream<Item = Result<PushReply, Status>> + Send>>;
+type Replies = Pin<Box<dyn Stream<Item = Result<Wish, Status>> + Send>>;
 
-impl StreamingService<PushReport> for FollowService {
-    type Response = PushReply;
+impl StreamingService<Report> for FollowService {
+    type Response = Wish;
     type ResponseStream = Replies;
     type Future = BoxFuture<Response<Replies>, Status>;
 
-    fn call(&mut self, request: tonic::Request<Streaming<PushReport>>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {
         let intake = self.intake.clone();
         let access = self.access.clone();
         Box::pin(async move {
@@ -84,7 +84,7 @@ struct PushStream {
     intake: Intake,
     access: PushAccess,
     token: Option<Vec<u8>>,
-    reports: Streaming<PushReport>,
+    reports: Streaming<Report>,
     snapshot_requests: tokio::sync::watch::Receiver<()>,
     /// The pod of the first report, which all later ones must be about.
     pod: Option<PodName>,
@@ -93,10 +93,10 @@ struct PushStream {
 
 impl PushStream {
     /// The next reply to the engine; `None` when the engine has closed its side.
-    async fn next(&mut self) -> Option<Result<PushReply, Status>> {
+    async fn next(&mut self) -> Option<Result<Wish, Status>> {
         while !self.has_failed {
             if self.pod.as_ref().is_some_and(|pod| self.intake.snapshots.take(pod)) {
-                return Some(Ok(PushReply { sync: true, outdated: None }));
+                return Some(Ok(Wish { sync: true, outdated: None }));
             }
             tokio::select! {
                 report = self.reports.message() => {
@@ -104,7 +104,7 @@ impl PushStream {
                     match self.submit(&report).await {
                         Ok(None) => {}
                         Ok(Some(epoch)) => {
-                            return Some(Ok(PushReply { sync: false, outdated: Some(epoch.0) }));
+                            return Some(Ok(Wish { sync: false, outdated: Some(epoch.0) }));
                         }
                         Err(status) => {
                             self.has_failed = true;
@@ -119,7 +119,7 @@ impl PushStream {
     }
 
     /// Queues a report. Returns the epoch that outdates it, if there is one.
-    async fn submit(&mut self, report: &PushReport) -> Result<Option<Epoch>, Status> {
+    async fn submit(&mut self, report: &Report) -> Result<Option<Epoch>, Status> {
         let pod = match &self.pod {
             None => self.admit(&report.pod)?,
             Some(pod) if **pod == *report.pod => Arc::clone(pod),

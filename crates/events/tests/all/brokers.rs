@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use wornpath_events::wire::{Envelope, HashForm, WireBatch, WireDialect, WireLayout, encode};
 use wornpath_events::{
-    BatchId, Capabilities, Clock, Delivery, Epoch, EventPods, FeedRules, FeedState, PodName,
-    PodStatus, Sink, SourceMessage, SourceQuery, SourceSignal, Transport, consume, relay,
-    run_timers,
+    BatchId, BrokerLogin, BrokerStream, BrokerTransport, Capabilities, Clock, Delivery, Epoch,
+    EventPods, FeedRules, FeedState, PodName, PodStatus, Sink, SourceMessage, SourceQuery,
+    SourceSignal, Transport, consume, relay, run_timers,
 };
 use wornpath_index::{Index, IndexLimits, PodId};
 
-const POD: &str = "http://10.0.0.1:8000";
+pub(crate) const POD: &str = "http://10.0.0.1:8000";
 const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
 /// An engine that several tasks use, and that notifies them of changes.
@@ -119,13 +119,22 @@ fn batch(engine: &Engine, sequence: u64, delivery: Delivery) -> SourceMessage {
 
 /// A kind of broker, and how relays and routers connect to it.
 trait TestedBroker {
-    type Transport: Transport + 'static;
-    type Sink: Sink + 'static;
+    type Transport: BrokerTransport;
 
     /// A server that is not started; none where it is not installed.
     fn server() -> Option<Server>;
-    fn transport(url: &str) -> Self::Transport;
-    fn sink(url: &str) -> Self::Sink;
+
+    fn transport(url: &str) -> Self::Transport {
+        Self::Transport::open(&stream(url), &[POD.into()]).unwrap()
+    }
+
+    fn sink(url: &str) -> <Self::Transport as BrokerTransport>::Sink {
+        Self::Transport::open_sink(&stream(url)).unwrap()
+    }
+}
+
+fn stream(url: &str) -> BrokerStream {
+    BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), login: None, tls: None }
 }
 
 #[cfg(feature = "redis")]
@@ -134,18 +143,9 @@ struct RedisBroker;
 #[cfg(feature = "redis")]
 impl TestedBroker for RedisBroker {
     type Transport = wornpath_events::RedisStreams;
-    type Sink = wornpath_events::RedisSink;
 
     fn server() -> Option<Server> {
         Server::redis()
-    }
-
-    fn transport(url: &str) -> Self::Transport {
-        Self::Transport::new(url, "kv", &[POD.into()]).unwrap()
-    }
-
-    fn sink(url: &str) -> Self::Sink {
-        Self::Sink::new(url, "kv").unwrap()
     }
 }
 
@@ -155,18 +155,9 @@ struct NatsBroker;
 #[cfg(feature = "nats")]
 impl TestedBroker for NatsBroker {
     type Transport = wornpath_events::Nats;
-    type Sink = wornpath_events::NatsSink;
 
     fn server() -> Option<Server> {
         Server::nats()
-    }
-
-    fn transport(url: &str) -> Self::Transport {
-        Self::Transport::new(url, "kv", &[POD.into()])
-    }
-
-    fn sink(url: &str) -> Self::Sink {
-        Self::Sink::new(url, "kv")
     }
 }
 
@@ -176,18 +167,9 @@ struct KafkaBroker;
 #[cfg(feature = "kafka")]
 impl TestedBroker for KafkaBroker {
     type Transport = wornpath_events::Kafka;
-    type Sink = wornpath_events::KafkaSink;
 
     fn server() -> Option<Server> {
         Server::kafka()
-    }
-
-    fn transport(url: &str) -> Self::Transport {
-        Self::Transport::new(url.trim_start_matches("kafka://"), "kv", &[POD.into()])
-    }
-
-    fn sink(url: &str) -> Self::Sink {
-        Self::Sink::new(url.trim_start_matches("kafka://"), "kv")
     }
 }
 
@@ -352,7 +334,7 @@ async fn heartbeat<B: TestedBroker>() {
 }
 
 /// The numbers of the next batches that a transport delivers.
-async fn receive(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
+pub(crate) async fn receive(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
     let mut numbers = Vec::new();
     while numbers.len() < batches {
         let signal = tokio::time::timeout(Duration::from_secs(5), transport.next()).await;
@@ -365,12 +347,12 @@ async fn receive(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
     numbers
 }
 
-fn is_connected(signal: &SourceSignal) -> bool {
+pub(crate) fn is_connected(signal: &SourceSignal) -> bool {
     matches!(signal, SourceSignal::Pod(_, SourceMessage::Connected))
 }
 
 /// Publishes so many batches of an epoch.
-async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
+pub(crate) async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
     let mut payload = Vec::new();
     encode(&WireBatch::default(), DIALECT, &mut payload);
     let is_ready = async {
@@ -421,17 +403,41 @@ async fn a_nats_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_begin
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn credentials_go_to_the_nats_server_and_not_into_the_name() {
-    use wornpath_events::{Nats, NatsSink};
     let Some(mut server) = Server::guarded_nats() else { return };
     server.start();
-    let url = server.url().replace("nats://", "nats://me:p%40ss@");
-    let mut sink = NatsSink::new(&url, "kv");
-    let mut transport = Nats::new(&url, "kv", &[POD.into()]);
+    let login = BrokerLogin { user: Some("me".to_owned()), password: "p@ss".to_owned() };
+    let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+    let mut sink = wornpath_events::Nats::open_sink(&address).unwrap();
+    let mut transport = wornpath_events::Nats::open(&address, &[POD.into()]).unwrap();
     assert_eq!(transport.name(), format!("{}/kv", server.url()));
     fill(&mut sink, 1, 1).await;
     while !is_connected(&transport.next().await) {}
     fill(&mut sink, 1, 3).await;
     assert_eq!(receive(&mut transport, 3).await, [0, 1, 2]);
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_password_without_a_user_is_the_token_of_nats() {
+    let Some(mut server) = Server::nats_with_token() else { return };
+    server.start();
+    let login = BrokerLogin { user: None, password: "t0ken".to_owned() };
+    let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+    fill(&mut wornpath_events::Nats::open_sink(&address).unwrap(), 1, 1).await;
+    assert!(NatsBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants a token");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_password_goes_to_the_redis_server_with_and_without_a_user() {
+    let Some(mut server) = Server::guarded_redis() else { return };
+    server.start();
+    for user in [None, Some("default".to_owned())] {
+        let login = BrokerLogin { user, password: "p@ss:w/rd".to_owned() };
+        let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
+        fill(&mut wornpath_events::RedisStreams::open_sink(&address).unwrap(), 1, 1).await;
+    }
+    assert!(RedisBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants one");
 }
 
 #[cfg(feature = "kafka")]
@@ -452,7 +458,7 @@ async fn a_redis_transport_without_pods_delivers_nothing() {
     let Some(mut server) = Server::redis() else { return };
     server.start();
     let url = server.url();
-    let mut transport = wornpath_events::RedisStreams::new(&url, "kv", &[]).unwrap();
+    let mut transport = wornpath_events::RedisStreams::open(&stream(&url), &[]).unwrap();
     let mut with_pod = RedisBroker::transport(&url);
     let mut sink = RedisBroker::sink(&url);
     let others_get_all = async {
@@ -476,10 +482,10 @@ async fn a_nats_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_batch_that_exceeds_the_limit_of_nats_is_an_error_and_those_before_it_are_stored() {
-    use wornpath_events::{NatsSink, SinkError};
+    use wornpath_events::SinkError;
     let Some(mut server) = Server::nats() else { return };
     server.start();
-    let mut sink = NatsSink::new(&server.url(), "kv");
+    let mut sink = NatsBroker::sink(&server.url());
     fill(&mut sink, 1, 1).await;
     let entry = |sequence, payload| Envelope { pod: POD, epoch: Some(1), sequence, payload };
     let large = vec![0; 1 << 20];

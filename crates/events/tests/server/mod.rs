@@ -39,6 +39,48 @@ impl Server {
         Self::new("nats-server", "nats", arguments)
     }
 
+    /// Speaks TLS only, with the files `server.crt`, `server.key` and `ca.crt` in its folder.
+    #[cfg(feature = "redis")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn tls_redis() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words = ["--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", ""];
+            let file = |option: &str, name: &str| [option.to_owned(), format!("{folder}/{name}")];
+            let words = words.into_iter().chain(["--dir", folder, "--tls-auth-clients", "no"]);
+            let files = [
+                file("--tls-cert-file", "server.crt"),
+                file("--tls-key-file", "server.key"),
+                file("--tls-ca-cert-file", "ca.crt"),
+            ];
+            words.map(str::to_owned).chain(files.concat()).collect()
+        };
+        Self::new("redis-server", "rediss", arguments)
+    }
+
+    /// Speaks TLS only, with the files `server.crt` and `server.key` in its folder.
+    #[cfg(feature = "nats")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn tls_nats() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words = ["--port", port, "--addr", "127.0.0.1", "--jetstream", "--tls"];
+            let file = |option: &str, name: &str| [option.to_owned(), format!("{folder}/{name}")];
+            let files = [
+                file("--store_dir", "store"),
+                file("--tlscert", "server.crt"),
+                file("--tlskey", "server.key"),
+            ];
+            words.map(str::to_owned).into_iter().chain(files.concat()).collect()
+        };
+        Self::new("nats-server", "tls", arguments)
+    }
+
+    /// Writes a file to its folder.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn put(&self, name: &str, text: &str) {
+        std::fs::create_dir_all(&self.folder).unwrap();
+        std::fs::write(self.folder.join(name), text).unwrap();
+    }
+
     /// Wants a user and a password.
     #[cfg(feature = "nats")]
     #[allow(dead_code, reason = "each test binary uses its part of this module")]
@@ -49,6 +91,29 @@ impl Server {
             words.into_iter().chain(["--user", "me", "--pass", "p@ss"]).map(str::to_owned).collect()
         };
         Self::new("nats-server", "nats", arguments)
+    }
+
+    /// Wants a token.
+    #[cfg(feature = "nats")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn nats_with_token() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words =
+                ["--port", port, "--addr", "127.0.0.1", "--jetstream", "--store_dir", folder];
+            words.into_iter().chain(["--auth", "t0ken"]).map(str::to_owned).collect()
+        };
+        Self::new("nats-server", "nats", arguments)
+    }
+
+    /// Wants a password.
+    #[cfg(feature = "redis")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn guarded_redis() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words = ["--port", port, "--bind", "127.0.0.1", "--dir", folder, "--save", ""];
+            words.into_iter().chain(["--requirepass", "p@ss:w/rd"]).map(str::to_owned).collect()
+        };
+        Self::new("redis-server", "redis", arguments)
     }
 
     /// Chooses another port at each start, so clients are led to it from the one they know.

@@ -6,7 +6,6 @@
 use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::http::metrics_page;
-use crate::percent::decode;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
 use crate::proxy::handle::handle;
@@ -18,7 +17,9 @@ use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -133,7 +134,7 @@ fn models(worker: &Worker) -> Response<ClientReply> {
 
 /// One model, by its name, which may be percent-encoded: `org%2Fmodel`.
 fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
-    let name = decode(name).unwrap_or_else(|| name.to_owned());
+    let name = percent_decode_str(name).decode_utf8().unwrap_or(Cow::Borrowed(name));
     let snapshot = worker.gateway.snapshot();
     match snapshot.cards().iter().find(|card| card["id"] == *name) {
         Some(card) => json_response(card),

@@ -3,6 +3,15 @@
 //! An uploaded file may be larger than memory, so the parser takes the body chunk by chunk and
 //! emits the content as it arrives; it buffers at most the headers of a part or a possible
 //! boundary. It ignores all headers of a part but `content-disposition`.
+//!
+//! The field that the router reads must be the one that the engine reads. So what parsers read
+//! differently is refused: a second `content-disposition`, a parameter that is there twice, and a
+//! name in pieces or with a charset. `multer` was rejected for that: it takes `name` from inside a
+//! quoted file name, has no `filename*`, and buffers headers and whatever has arrived without a
+//! limit.
+
+use memchr::memmem;
+use percent_encoding::percent_decode_str;
 
 /// The most bytes of a part's headers.
 const MAX_HEAD_BYTES: usize = 8 << 10;
@@ -32,6 +41,8 @@ enum MultipartState {
     Preamble,
     /// Right after a boundary.
     AfterBoundary,
+    /// In the blanks that may follow a boundary (RFC 2046).
+    Padding,
     Head,
     Content,
     End,
@@ -52,7 +63,7 @@ impl Multipart {
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
             return None;
         }
-        let boundary = parameter(rest, "boundary").filter(|boundary| !boundary.is_empty())?;
+        let boundary = parameter(rest, "boundary").ok()?.filter(|it| !it.is_empty())?;
         let delimiter = format!("\r\n--{boundary}").into_bytes();
         // The line break makes the first boundary look like the others.
         Some(Self { delimiter, pending: b"\r\n".to_vec(), state: MultipartState::Preamble })
@@ -117,14 +128,22 @@ impl Multipart {
                     self.state = MultipartState::End;
                     Ok(Some(2))
                 }
-                Some(b"\r\n") => {
+                Some(_) => {
+                    self.state = MultipartState::Padding;
+                    Ok(Some(0))
+                }
+            },
+            MultipartState::Padding => match rest {
+                [b' ' | b'\t', ..] => Ok(Some(1)),
+                [b'\r', b'\n', ..] => {
                     self.state = MultipartState::Head;
                     Ok(Some(2))
                 }
-                Some(_) => Err("unexpected bytes after a boundary"),
+                [] | [b'\r'] => Ok(None),
+                _ => Err("unexpected bytes after a boundary"),
             },
             MultipartState::Head => {
-                let found = find(rest, END_OF_HEAD);
+                let found = memmem::find(rest, END_OF_HEAD);
                 // The result must not depend on chunk sizes: wait while the end may still be in
                 // time.
                 if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len()))
@@ -138,7 +157,7 @@ impl Multipart {
                 Ok(Some(length + END_OF_HEAD.len()))
             }
             MultipartState::Preamble | MultipartState::Content => {
-                let found = find(rest, &self.delimiter);
+                let found = memmem::find(rest, &self.delimiter);
                 // The last bytes may be the beginning of a boundary: keep them for the next chunk.
                 let length =
                     found.unwrap_or_else(|| rest.len().saturating_sub(self.delimiter.len()));
@@ -162,31 +181,88 @@ impl Multipart {
 
 fn part(head: &[u8]) -> Result<MultipartEvent, &'static str> {
     let head = std::str::from_utf8(head).map_err(|_| "the headers of a part are not UTF-8")?;
+    let mut disposition = None;
     for line in head.split("\r\n") {
         let Some((name, value)) = line.split_once(':') else { continue };
-        if name.trim().eq_ignore_ascii_case("content-disposition") {
-            let field = parameter(value, "name").ok_or("a part has no name")?;
-            return Ok(MultipartEvent::Part {
-                name: field,
-                filename: parameter(value, "filename"),
-            });
+        if name.trim().eq_ignore_ascii_case("content-disposition")
+            && disposition.replace(value).is_some()
+        {
+            return Err("a part has two content-dispositions");
         }
     }
-    Err("a part has no content-disposition")
+    let disposition = disposition.ok_or("a part has no content-disposition")?;
+    let name = parameter(disposition, "name")?.ok_or("a part has no name")?;
+    Ok(MultipartEvent::Part { name, filename: filename(disposition)? })
 }
 
-/// The value of a parameter of a header, without its quotes.
-fn parameter(text: &str, name: &str) -> Option<String> {
-    let mut rest = text;
-    loop {
-        let (parameter, more) = rest.split_at(end_of_parameter(rest));
-        if let Some((known, value)) = parameter.split_once('=')
-            && known.trim().eq_ignore_ascii_case(name)
-        {
-            return Some(unquote(value.trim()));
+/// A parameter of a header.
+struct Parameter<'a> {
+    name: String,
+    value: &'a str,
+}
+
+/// The parameters of a header, with names in lower case.
+fn parameters(text: &str) -> impl Iterator<Item = Parameter<'_>> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (parameter, more) = text.split_at(end_of_parameter(text));
+        rest = more.strip_prefix(';');
+        Some(parameter)
+    })
+    .filter_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        Some(Parameter { name: name.trim().to_ascii_lowercase(), value: value.trim() })
+    })
+}
+
+/// The value of a parameter, without its quotes. Parsers disagree about one that is there twice, is
+/// in pieces (`name*0`) or has a charset (`name*`), so those are errors.
+fn parameter(text: &str, name: &str) -> Result<Option<String>, &'static str> {
+    let mut found = None;
+    for parameter in parameters(text) {
+        let Some(rest) = parameter.name.strip_prefix(name) else { continue };
+        if rest.starts_with('*') {
+            return Err("a parameter of a header is in pieces or has a charset");
         }
-        rest = more.strip_prefix(';')?;
+        if rest.is_empty() && found.replace(unquote(parameter.value)).is_some() {
+            return Err("a header has a parameter twice");
+        }
     }
+    Ok(found)
+}
+
+/// The file name of a part: `filename*`, or else `filename`.
+fn filename(text: &str) -> Result<Option<String>, &'static str> {
+    let mut plain = None;
+    let mut extended = None;
+    for parameter in parameters(text) {
+        let before = match parameter.name.as_str() {
+            "filename" => plain.replace(unquote(parameter.value)),
+            "filename*" => extended.replace(extended_value(parameter.value)?),
+            name if name.starts_with("filename*") => return Err("a file name is in pieces"),
+            _ => None,
+        };
+        if before.is_some() {
+            return Err("a part has two file names");
+        }
+    }
+    Ok(extended.or(plain))
+}
+
+/// A value with its charset and language: `UTF-8''na%C3%AFve.txt` (RFC 8187).
+fn extended_value(value: &str) -> Result<String, &'static str> {
+    let value = unquote(value);
+    let mut parts = value.splitn(3, '\'');
+    let (Some(charset), Some(_language), Some(text)) = (parts.next(), parts.next(), parts.next())
+    else {
+        return Err("`filename*` is not like `UTF-8''name`");
+    };
+    if !charset.eq_ignore_ascii_case("utf-8") {
+        return Err("`filename*` is not in UTF-8");
+    }
+    let decoded = percent_decode_str(text).decode_utf8();
+    Ok(decoded.map_err(|_| "`filename*` is not in UTF-8")?.into_owned())
 }
 
 /// The position of the first semicolon outside quotes, or the end.
@@ -220,17 +296,6 @@ fn unquote(value: &str) -> String {
         }
     }
     plain
-}
-
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    while let Some(at) = bytes[from..].iter().position(|byte| *byte == wanted[0]) {
-        if bytes[from + at..].starts_with(wanted) {
-            return Some(from + at);
-        }
-        from += at + 1;
-    }
-    None
 }
 
 #[cfg(test)]
@@ -298,8 +363,8 @@ mod tests {
     fn a_quoted_name_may_contain_any_character() {
         let filename = |quoted: &str| {
             let value = format!("form-data; filename={quoted}; name=\"file\"");
-            assert_eq!(parameter(&value, "name").as_deref(), Some("file"), "{quoted}");
-            parameter(&value, "filename").unwrap()
+            assert_eq!(parameter(&value, "name").unwrap().as_deref(), Some("file"), "{quoted}");
+            super::filename(&value).unwrap().unwrap()
         };
         for (quoted, name) in [
             (r#""a;b=c.jsonl""#, "a;b=c.jsonl"),
@@ -313,7 +378,68 @@ mod tests {
             assert_eq!(filename(quoted), name);
         }
         for unterminated in ["name=\"a;b", "name=\"a\\", "name=\"", "name=\"a\\\""] {
-            assert!(parameter(unterminated, "name").is_some(), "{unterminated}");
+            assert!(parameter(unterminated, "name").unwrap().is_some(), "{unterminated}");
+        }
+    }
+
+    #[test]
+    fn a_file_name_with_a_charset_is_decoded_and_makes_the_part_a_file() {
+        for (value, name) in [
+            ("filename*=UTF-8''na%C3%AFve%20%22x%22.jsonl", "naïve \"x\".jsonl"),
+            ("filename*=utf-8'en'a.jsonl; filename=\"b.jsonl\"", "a.jsonl"),
+            ("filename=\"b.jsonl\"; FileName*=\"UTF-8''a.jsonl\"", "a.jsonl"),
+        ] {
+            let head = format!("content-disposition: form-data; name=\"file\"; {value}");
+            let filename = Some(name.to_owned());
+            assert_eq!(
+                part(head.as_bytes()),
+                Ok(MultipartEvent::Part { name: "file".to_owned(), filename })
+            );
+        }
+    }
+
+    #[test]
+    fn what_an_engine_could_read_differently_is_refused() {
+        for disposition in [
+            "name=\"a\"; name=\"b\"",
+            "name*=UTF-8''a",
+            "name*0=\"a\"; name*1=\"b\"",
+            "name=\"a\"; filename=\"b\"; filename=\"c\"",
+            "name=\"a\"; filename*0=\"b\"",
+            "name=\"a\"; filename*=latin-1''b",
+            "name=\"a\"; filename*=b",
+            "name=\"a\"; filename*=UTF-8''%FF",
+            "name=\"a\"\r\ncontent-disposition: form-data; name=\"b\"",
+        ] {
+            let head = format!("content-disposition: form-data; {disposition}");
+            assert!(part(head.as_bytes()).is_err(), "{disposition}");
+        }
+        assert!(Multipart::of("multipart/form-data; boundary=a; boundary=b").is_none());
+        assert!(Multipart::of("multipart/form-data; boundary*=UTF-8''b").is_none());
+    }
+
+    #[test]
+    fn blanks_may_follow_a_boundary_and_nothing_else() {
+        let value = |boundary: &str| {
+            let body = format!(
+                "--b{boundary}\r\ncontent-disposition: form-data; name=f\r\n\r\nx\r\n--b--"
+            );
+            for chunk in 1..body.len() {
+                let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
+                let mut events = Vec::new();
+                for chunk in body.as_bytes().chunks(chunk) {
+                    parser.feed(chunk, &mut events).ok()?;
+                }
+                assert!(parser.is_over());
+                assert_eq!(events.len(), 3, "{events:?}");
+            }
+            Multipart::of("multipart/form-data; boundary=b")?.field(body.as_bytes(), "f")
+        };
+        for padding in ["", " ", "\t", " \t  "] {
+            assert_eq!(value(padding).as_deref(), Some("x"), "{padding:?}");
+        }
+        for other in ["x", " x", "\r", "\n", " --"] {
+            assert_eq!(value(other), None, "{other:?}");
         }
     }
 

@@ -12,4 +12,6 @@ mod runs;
 mod server;
 mod suite;
 #[cfg(feature = "postgres")]
+mod tls;
+#[cfg(feature = "postgres")]
 mod wait;

@@ -14,14 +14,17 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
-use wornpath_jobs::{BatchStatus, Lease, Postgres, PostgresSharing, Store, StoreError};
+use wornpath_jobs::{
+    BatchStatus, Lease, Postgres, PostgresServer, PostgresSharing, Store, StoreError,
+};
 
 fn sharing(runner: &str, term: Duration) -> PostgresSharing {
     PostgresSharing { runner: runner.to_owned(), term }
 }
 
 fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreError> {
-    Postgres::open(address, sharing(runner, term))
+    let server = PostgresServer { address: address.to_owned(), password: None, tls: None };
+    Postgres::open(&server, sharing(runner, term))
 }
 
 /// Waits until the server has started.

@@ -1,11 +1,37 @@
 //! A PostgreSQL server for tests: its cluster in a temporary folder, on a free port of 127.0.0.1.
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::net::TcpListener;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+/// A CA, and a certificate that it signed, as PEM.
+#[allow(dead_code, reason = "each test binary uses its part of this module")]
+pub(crate) struct Certificates {
+    pub(crate) ca: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+impl Certificates {
+    /// For a server of this name.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &ca).unwrap().pem();
+        Self { ca: ca.pem(), certificate, key: key.serialize_pem() }
+    }
+}
+
+/// The password of the servers' user.
+pub(crate) const PASSWORD: &str = "p@ss/w:rd";
 
 pub(crate) struct Database {
     programs: PathBuf,
@@ -18,6 +44,47 @@ impl Database {
     /// None, with a message, where no server is installed; a failure with
     /// `WORNPATH_PEERS=required`.
     pub(crate) fn start() -> Option<Self> {
+        let mut database = Self::new()?;
+        database.run();
+        Some(database)
+    }
+
+    /// One that wants the password.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn start_with_password() -> Option<Self> {
+        let mut database = Self::new()?;
+        let rules = "host all all 127.0.0.1/32 scram-sha-256\n";
+        std::fs::write(database.cluster().join("pg_hba.conf"), rules).unwrap();
+        database.run();
+        Some(database)
+    }
+
+    /// One that accepts connections over TLS only.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn start_with_tls(certificates: &Certificates) -> Option<Self> {
+        use std::io::Write;
+        let mut database = Self::new()?;
+        let cluster = database.cluster();
+        for (name, text) in
+            [("server.crt", &certificates.certificate), ("server.key", &certificates.key)]
+        {
+            let path = cluster.join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            if let Some((user, group)) = unprivileged() {
+                chown(&path, Some(user), Some(group)).unwrap();
+            }
+        }
+        std::fs::write(cluster.join("pg_hba.conf"), "hostssl all all 127.0.0.1/32 trust\n")
+            .unwrap();
+        let settings = cluster.join("postgresql.conf");
+        let mut settings = std::fs::OpenOptions::new().append(true).open(settings).unwrap();
+        settings.write_all(b"\nssl = on\n").unwrap();
+        database.run();
+        Some(database)
+    }
+
+    fn new() -> Option<Self> {
         let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
         let programs = programs();
         assert!(programs.is_some() || !required, "postgres is missing");
@@ -28,12 +95,18 @@ impl Database {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let folder = std::env::temp_dir().join(format!("wornpath-postgres-{port}"));
         std::fs::create_dir_all(&folder).unwrap();
-        let mut database = Self { programs, folder, port, child: None };
+        let database = Self { programs, folder, port, child: None };
         if let Some((user, group)) = unprivileged() {
             chown(&database.folder, Some(user), Some(group)).unwrap();
         }
+        let password = database.folder.join("password");
+        std::fs::write(&password, PASSWORD).unwrap();
+        if let Some((user, group)) = unprivileged() {
+            chown(&password, Some(user), Some(group)).unwrap();
+        }
         let made = database
             .program("initdb")
+            .arg(format!("--pwfile={}", password.display()))
             .args([
                 "--no-sync",
                 "--auth=trust",
@@ -45,7 +118,6 @@ impl Database {
             .output()
             .unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        database.run();
         Some(database)
     }
 

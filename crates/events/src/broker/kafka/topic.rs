@@ -1,6 +1,7 @@
 //! A topic of Kafka brokers: its client, its partitions and its records.
 
 use super::super::follower::BrokerFailure;
+use crate::sink::BrokerStream;
 use rskafka::BackoffConfig;
 use rskafka::chrono::{DateTime, Utc};
 use rskafka::client::error::{Error as KafkaError, ProtocolError};
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
+use wornpath_tls::ClientTls;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Of each request to a broker.
@@ -21,12 +23,15 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct KafkaAddress {
     pub(super) brokers: Vec<String>,
     pub(super) topic: String,
+    tls: Option<ClientTls>,
 }
 
 impl KafkaAddress {
-    pub(super) fn new(brokers: &str, topic: &str) -> Self {
+    /// The brokers of a URL, comma-separated.
+    pub(super) fn new(address: &BrokerStream) -> Self {
+        let brokers = address.url.split_once("://").map_or(address.url.as_str(), |(_, rest)| rest);
         let brokers = brokers.split(',').map(str::to_owned).collect();
-        Self { brokers, topic: topic.to_owned() }
+        Self { brokers, topic: address.stream.clone(), tls: address.tls.clone() }
     }
 
     /// The topic of heartbeats.
@@ -43,6 +48,10 @@ impl KafkaAddress {
             ..BackoffConfig::default()
         };
         let builder = ClientBuilder::new(self.brokers.clone()).backoff_config(backoff);
+        let builder = match &self.tls {
+            None => builder,
+            Some(tls) => builder.tls_config(Arc::clone(tls.config())),
+        };
         with_timeout(builder.build()).await
     }
 
