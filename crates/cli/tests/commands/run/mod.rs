@@ -5,6 +5,7 @@ mod existing_files;
 mod external_sort;
 mod files;
 mod interruptions;
+mod terminal;
 
 use crate::support::engines::Engines;
 use files::{Job, questions};
