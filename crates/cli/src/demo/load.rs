@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
+use wornpath_sim::replay::Percentiles;
 use wornpath_sim::{StepCost, StepLoad};
 
 /// The outcome of one request.
@@ -131,12 +132,9 @@ impl DemoTally {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// A percentile of the time to first token, in the engines' time.
-    pub(super) fn ttft_percentile(&self, share: f64) -> Duration {
-        let mut sorted = self.first_tokens.clone();
-        sorted.sort();
-        let at = (sorted.len() as f64 * share).ceil() as usize;
-        sorted.get(at.saturating_sub(1)).copied().unwrap_or_default().mul_f64(SPEED)
+    /// The time to first token, in the engines' time.
+    pub(super) fn ttft(&self) -> Percentiles {
+        Percentiles::of(self.first_tokens.iter().map(|time| time.mul_f64(SPEED)).collect())
     }
 }
 
