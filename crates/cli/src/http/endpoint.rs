@@ -167,7 +167,13 @@ impl Endpoint {
         let mut sender =
             timeout(CONNECT_TIMEOUT, self.connect(connection)).await.with_context(|| {
                 let seconds = CONNECT_TIMEOUT.as_secs();
-                format!("timeout: no connection to {peer} at {address} within {seconds} s")
+                let proxy = self.proxy.as_ref().map_or_else(String::new, |proxy| {
+                    let url = &proxy.url;
+                    format!(
+                        " through the proxy {url}; to connect without it, add the host to NO_PROXY"
+                    )
+                });
+                format!("timeout: no connection to {peer} at {address} within {seconds} s{proxy}")
             })??;
         if let (Some(proxy), None) = (&self.proxy, &self.tls) {
             *request.uri_mut() = self.whole_url(request.uri())?;

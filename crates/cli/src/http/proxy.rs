@@ -17,7 +17,7 @@ use tower_service::Service;
 /// A proxy between a command and its server.
 #[derive(Debug)]
 pub(super) struct Proxy {
-    url: Uri,
+    pub(super) url: Uri,
     /// User and password, as a header.
     pub(super) authorization: Option<HeaderValue>,
 }

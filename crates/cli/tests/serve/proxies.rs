@@ -178,4 +178,10 @@ fn tls_goes_through_a_tunnel_and_trusts_the_cas_of_the_system() {
     assert!(said.contains("proxy authorization required"), "{said}");
     let (is_done, said) = command(&folder, &with_ca, &[("ALL_PROXY", "socks5://proxy:1080")]);
     assert!(!is_done && said.contains("only http:// proxies are supported"), "{said}");
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let (is_done, said) = command(&folder, &with_ca, &[("HTTPS_PROXY", &url)]);
+    let told =
+        "timeout: no connection to the gateway at router.test:8443 within 5 s through the proxy";
+    assert!(!is_done && said.contains(told), "{said}");
 }
