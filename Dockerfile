@@ -13,7 +13,7 @@ WORKDIR /source
 COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
 COPY profiles ./profiles
-RUN cargo install --locked --path crates/cli --features nats,redis,kafka,grpc,postgres --root /installed
+RUN cargo install --profile dist --locked --path crates/cli --features redis,kafka,postgres --root /installed
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin wornpath

@@ -357,7 +357,7 @@ def versions(binary: pathlib.Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/wornpath")
+    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/dist/wornpath")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--report", type=pathlib.Path, help="write the results to this file, as Markdown")
     parser.add_argument("--part", choices=["caches", "handing-over", "both"], default="both")

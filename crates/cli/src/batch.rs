@@ -5,6 +5,7 @@ mod verify;
 
 use crate::broken_pipe::BrokenPipe;
 use crate::http::{Endpoint, HttpClient, HttpError, TlsArguments, is_tls_rejection};
+use crate::progress::{STEPS, bar};
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -249,16 +250,22 @@ async fn poll(gateway: &HttpClient, id: &str) -> anyhow::Result<Value> {
 /// Polls a batch until it has ended.
 async fn watch(gateway: &HttpClient, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let out = &mut BrokenPipe(out);
+    let lines = bar(0, STEPS);
     loop {
         let batch = poll(gateway, id).await?;
         let status = batch["status"].as_str().context("the gateway reports no status")?;
         if is_ended(&batch) {
+            lines.finish_and_clear();
             print_summary(&batch, out)?;
             print_errors(&batch, out)?;
             ensure!(status != "failed", "the batch failed: nothing was computed");
             let is_answered = status == "completed" && batch["request_counts"]["failed"] == 0;
             return Ok(if is_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        let count = |name: &str| batch["request_counts"][name].as_u64().unwrap_or(0);
+        lines.set_length(count("total"));
+        lines.set_position(count("completed") + count("failed"));
+        lines.set_message(format!("  {}", status.replace('_', " ")));
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -4,6 +4,7 @@
 //! and no pool is kept. The connection ends when its response is dropped.
 
 mod endpoint;
+mod proxy;
 mod upload;
 
 use anyhow::{Context, ensure};

@@ -16,6 +16,7 @@ mod input;
 mod man;
 mod numbers;
 mod plan;
+mod progress;
 mod relay;
 mod replay;
 mod run;

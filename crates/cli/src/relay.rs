@@ -78,7 +78,7 @@ impl RelayArguments {
             "--to: {} takes no password here; use a client certificate: --certificate and --key",
             kind.title
         );
-        let tls = (scheme != kind.name).then(|| self.tls.read_broker(&url)).transpose()?;
+        let tls = (scheme != kind.name).then(|| self.tls.read_broker()).transpose()?;
         let login = password.map(|password| BrokerLogin { user, password });
         let address = BrokerStream { url, stream: stream.to_owned(), login, tls };
         Ok(RelayBroker { kind, address })

@@ -130,6 +130,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     )?;
     let mut report = Vec::new();
     let mut first_runs = Vec::new();
+    let mut progress = ReplayProgress::new(arguments.seeds * arguments.profiles.len() as u64);
     for path in &arguments.profiles {
         let yaml = read(path)?;
         let name = name(path, &arguments.profiles);
@@ -143,17 +144,16 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
                 ..ReplayFleet::new(engine.clone(), usize::from(arguments.pods), seed)
             };
             let file = path.display().to_string();
-            let progress = ReplayProgress::new(&name, seed, arguments.seeds, traffic.turns.len());
-            let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
+            let title = format!("{name}, run {seed} of {}", arguments.seeds);
+            let bar = progress.begin(title, traffic.turns.len());
+            let mut watch = |ended: usize| bar.set_position(ended as u64);
             let records = replay_with_progress(&traffic, (&file, &yaml), &fleet, &mut watch)?;
-            drop(progress);
             runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
             if seed == 1 && arguments.html.is_some() {
                 first_runs.push((name.clone(), traffic, records));
             }
         }
-        print_row(&name, &mean(&runs), out)?;
-        out.flush()?;
+        progress.suspend(|| print_row(&name, &mean(&runs), out))?;
         report.push(json!({"profile": name, "runs": runs}));
     }
     if let Some(path) = &arguments.json {
@@ -212,7 +212,7 @@ fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<
         "{name:<24} {:>8.0} {:>8.0} {:>9.0}  {:>9.1} {:>10.1}  {:>8.3} {:>8.2}x {:>8}",
         ttft.p50, ttft.p95, ttft.p99, tpot.p50, tpot.p99, row.hit_rate, row.imbalance, row.failures
     )?;
-    Ok(())
+    Ok(out.flush()?)
 }
 
 /// The mean of each figure over the runs with answers, and the sum of failures.

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use wornpath_jobs::{Publish, RealDisk, Results, RunChannels, RunControl, RunProgress, TokenUsage};
 
@@ -134,7 +135,7 @@ async fn drive(prepared: PreparedRun, arguments: &RunArguments) -> anyhow::Resul
     let display = tokio::spawn(Display::start(seen.clone(), arguments.pods.clone()).show());
     let early = tokio::select! {
         finished = &mut running => {
-            display.abort();
+            end(display).await;
             let results = finished?.context(RUN_FAILED)?.publisher;
             return Ok(Finished { results, early: None, time: started.elapsed() });
         }
@@ -144,9 +145,7 @@ async fn drive(prepared: PreparedRun, arguments: &RunArguments) -> anyhow::Resul
     };
     control.send_replace(RunControl::Stop);
     let finished = running.await?.context(RUN_FAILED)?;
-    display.abort();
-    // The progress line is complete before anything else is printed.
-    let _ = display.await;
+    end(display).await;
     if let (EarlyStop::NoPods, Some((pod, reason))) = (early, finished.progress.trouble) {
         let _ = writeln!(std::io::stderr(), "{}: {reason}", arguments.pods[pod]);
     }
@@ -154,6 +153,13 @@ async fn drive(prepared: PreparedRun, arguments: &RunArguments) -> anyhow::Resul
         let _ = writeln!(std::io::stderr(), "the last results were not written: {reason}");
     }
     Ok(Finished { results: finished.publisher, early: Some(early), time: started.elapsed() })
+}
+
+/// Ends the progress bar, so that it is complete before anything else is printed.
+async fn end(display: JoinHandle<()>) {
+    display.abort();
+    // It was cancelled.
+    let _ = display.await;
 }
 
 async fn until(deadline: Option<Duration>) {

@@ -3,22 +3,23 @@
 mod format;
 mod screen;
 mod table;
+mod view;
 
 use crate::http::{Endpoint, EventStream, HttpClient, Payload, TlsArguments};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use crossterm::event::{Event, EventStream as KeyStream};
+use futures_util::{FutureExt, StreamExt};
 use hyper::Method;
-use screen::{Paint, Screen};
+use ratatui::DefaultTerminal;
 use serde_json::Value;
 use std::io::ErrorKind::ConnectionRefused;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
+use view::{Flow, View};
 
 /// Longest time without a snapshot: the admin plane sends one every second.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The alternate screen without a cursor, and back.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 /// Shown by `--help` after the options.
 const MORE: &str = "\
@@ -26,6 +27,9 @@ Examples:
   wornpath top
   wornpath top --admin http://router:8081 --token \"$TOKEN\"
   wornpath top --once | head -3
+
+Keys: q quits, arrows and PgUp/PgDn select a pod, s sorts by the next column, r reverses the order,
+/ filters, p pauses, ? shows all keys.
 
 The admin address serves the same to browsers, with explanations of decisions.";
 
@@ -58,14 +62,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
         if arguments.once {
             return once(&mut stream, out).await;
         }
-        write!(out, "{ENTER}")?;
-        let watched = tokio::select! {
-            watched = watch(&mut stream, out) => watched,
-            ended = wornpath_gateway::shutdown_signal() => Ok(ended?),
-        };
-        write!(out, "{LEAVE}")?;
-        out.flush()?;
-        watched
+        watch(&mut stream).await
     })
 }
 
@@ -74,24 +71,63 @@ async fn once(stream: &mut TopStream, out: &mut impl Write) -> anyhow::Result<()
     loop {
         let snapshot = stream.next().await?;
         if !snapshot["rates"].is_null() {
-            let screen = Screen { width: 120, rows: None, paint: Paint::Plain };
-            return Ok(writeln!(out, "{}", screen.draw(&snapshot).join("\n"))?);
+            return Ok(writeln!(out, "{}", screen::plain(&snapshot).join("\n"))?);
         }
     }
 }
 
-async fn watch(stream: &mut TopStream, out: &mut impl Write) -> anyhow::Result<()> {
+/// Shows snapshots until a key or a signal ends it.
+async fn watch(stream: &mut TopStream) -> anyhow::Result<()> {
+    let interrupted = wornpath_gateway::shutdown_signal();
+    tokio::pin!(interrupted);
+    // The first poll begins to listen: no signal may end the process without restoring the terminal.
+    if let Some(ended) = interrupted.as_mut().now_or_never() {
+        return Ok(ended?);
+    }
+    let mut full_screen = FullScreen::enter()?;
+    let mut keys = KeyStream::new();
+    let mut view = View::default();
+    let mut snapshot = Value::Null;
     loop {
-        let snapshot = stream.next().await?;
-        let size = rustix::termios::tcgetwinsize(std::io::stdout());
-        let (width, rows) = size.map_or((80, 24), |size| (size.ws_col.max(40), size.ws_row.max(8)));
-        let screen =
-            Screen { width: width.into(), rows: Some(rows.into()), paint: Paint::Coloured };
-        // Overwrites line by line and then clears below, so that nothing flickers.
-        let lines: String =
-            screen.draw(&snapshot).iter().map(|line| format!("{line}\x1b[K\r\n")).collect();
-        write!(out, "\x1b[H{}\x1b[J", lines.trim_end())?;
-        out.flush()?;
+        full_screen.0.draw(|frame| {
+            let area = frame.area();
+            screen::draw(&snapshot, &mut view, area, frame.buffer_mut());
+        })?;
+        tokio::select! {
+            next = stream.next() => {
+                let next = next?;
+                if !view.is_paused || snapshot.is_null() {
+                    snapshot = next;
+                }
+            }
+            event = keys.next() => {
+                let event = event.context("the terminal was closed")?;
+                if let Event::Key(key) = event.context("cannot read keys from the terminal")?
+                    && view.press(key) == Flow::Quit
+                {
+                    return Ok(());
+                }
+            }
+            ended = &mut interrupted => return Ok(ended?),
+        }
+    }
+}
+
+/// The terminal in raw mode, on its alternate screen and without a cursor. It is restored when this
+/// is dropped, and before the message of a panic is printed.
+struct FullScreen(DefaultTerminal);
+
+impl FullScreen {
+    fn enter() -> anyhow::Result<Self> {
+        ratatui::try_init().map(Self).context("cannot take over the terminal")
+    }
+}
+
+impl Drop for FullScreen {
+    fn drop(&mut self) {
+        ratatui::restore();
+        // A closed terminal needs no cursor.
+        let _ = self.0.show_cursor();
     }
 }
 
@@ -137,5 +173,38 @@ impl TopStream {
                 return serde_json::from_str(data).context("a snapshot is not JSON");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Run by the test below, in a terminal.
+    #[test]
+    #[ignore = "takes over the terminal"]
+    fn panics_on_the_full_screen() {
+        let _full_screen = FullScreen::enter().unwrap();
+        panic!("in the middle of a screen");
+    }
+
+    #[test]
+    fn a_panic_restores_the_terminal_and_is_readable() {
+        let test = std::env::current_exe().unwrap();
+        let panics = "top::tests::panics_on_the_full_screen";
+        let command = format!(
+            "stty -g; {} --exact {panics} --ignored --nocapture; echo; stty -g",
+            test.display()
+        );
+        let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output().unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let entered = shown.find("\x1b[?1049h").unwrap_or_else(|| panic!("{shown:?}"));
+        let left = shown.find("\x1b[?1049l").unwrap_or_else(|| panic!("{shown:?}"));
+        let panicked = shown.find("in the middle of a screen").unwrap();
+        assert!(entered < left && left < panicked, "{shown:?}");
+        assert!(shown[entered..].contains("\x1b[?25h"), "the cursor is back: {shown:?}");
+        let modes = |line: Option<&str>| line.unwrap().trim().to_owned();
+        assert_eq!(modes(shown.lines().next()), modes(shown.lines().last()), "{shown:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Measures the time of a large replay: `cargo run --release -p wornpath-sim --example replay_scale
+//! Measures the time of a large replay: `cargo run --profile dist -p wornpath-sim --example replay_scale
 //! -- PROFILE [PODS] [REQUESTS]` generates traffic that keeps the engines about 60% busy and
 //! replays it once.
 #![allow(

@@ -31,7 +31,7 @@ mod node;
 mod parameter;
 mod problem;
 mod settings;
-mod snippet;
+mod span;
 pub mod writer;
 
 pub use node::{Node, Quoted, Yaml, parse};
@@ -39,4 +39,4 @@ pub use parameter::{Absent, FromValue, Parameter, Takes, Value, json, number, pa
 pub use problem::{Problem, ProblemKind, Problems};
 pub use settings::nearest;
 pub use settings::{GivenSetting, Setting, SettingEntry, SettingValues, unknown_keys};
-pub use snippet::Span;
+pub use span::Span;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range, Tag};
 
 use crate::problem::{Problem, ProblemKind};
-use crate::snippet::Span;
+use crate::span::Span;
 
 /// Bounds the recursion, so that no document can exhaust the stack.
 const DEEPEST: usize = 32;

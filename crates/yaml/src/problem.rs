@@ -4,12 +4,15 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet, normalize_untrusted_str};
 use serde_json::{Value, json};
 
-use crate::snippet::{SnippetLines, SnippetText, Span};
+use crate::span::{LineStarts, Span};
 
 /// The most problems that are printed; JSON has all of them.
 const MOST_SHOWN: usize = 100;
+/// The most columns of a line that are shown; the marked part is always among them.
+const WIDEST: usize = 120;
 
 /// The rule that a document breaks. Its code is stable, so that programs can match it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -202,19 +205,26 @@ impl Problems {
     }
 }
 
-/// As a compiler prints errors: message, position, marked line, cure.
+/// As a compiler prints errors: message, position, marked lines, cure.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = SnippetLines::of(&self.text);
+        let lines = LineStarts::of(&self.text);
+        let renderer = Renderer::plain().term_width(WIDEST);
         for problem in self.problems.iter().take(MOST_SHOWN) {
-            let Span { line, column, .. } = problem.span;
-            writeln!(f, "error[{}]: {}", problem.kind.code(), SnippetText(&problem.message))?;
-            writeln!(f, " --> {}:{line}:{column}", self.file)?;
-            lines.show(f, problem.span, '^', "")?;
-            for (span, note) in &problem.also {
-                lines.show(f, *span, '-', note)?;
-            }
-            writeln!(f, "  = cure: {}\n", SnippetText(&problem.cure))?;
+            let primary = AnnotationKind::Primary.span(lines.bytes(problem.span));
+            let also = problem
+                .also
+                .iter()
+                .map(|(span, note)| AnnotationKind::Context.span(lines.bytes(*span)).label(note));
+            let source = Snippet::source(&self.text).path(&self.file);
+            let cure =
+                Level::HELP.with_name("cure").message(normalize_untrusted_str(&problem.cure));
+            let report = Level::ERROR
+                .primary_title(&problem.message)
+                .id(problem.kind.code())
+                .element(source.annotation(primary).annotations(also))
+                .element(cure);
+            writeln!(f, "{}\n", renderer.render(&[report]))?;
         }
         let count = self.problems.len();
         if count > MOST_SHOWN {
@@ -232,3 +242,80 @@ impl fmt::Debug for Problems {
 }
 
 impl std::error::Error for Problems {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shown(text: &str, span: Span, also: Span) -> String {
+        let problem =
+            Problem::new(ProblemKind::Syntax, span, "wrong").also(also, "because of this");
+        Problems::new("configuration", "a.yaml", text, vec![problem.cure("mend it")]).to_string()
+    }
+
+    fn at(line: usize, column: usize, length: usize) -> Span {
+        Span { line, column, length }
+    }
+
+    #[test]
+    fn the_marked_part_of_a_long_line_is_shown() {
+        let text = format!("{}wrong{}", "a".repeat(10_000), "b".repeat(10_000));
+        let out = shown(&text, at(1, 10_001, 5), at(1, 10_001, 5));
+        assert!(out.contains("awrongb") && out.contains("^^^^^"), "{out}");
+        let whole = shown(&text, at(1, 1, 20_005), at(1, 1, 1));
+        assert!(whole.lines().all(|line| line.chars().count() < 160), "{whole}");
+    }
+
+    #[test]
+    fn control_characters_are_replaced_and_marks_stay_aligned() {
+        let out = shown("\u{1b}[2J\tx\u{202e}y: 東京 wrong\n", at(1, 14, 5), at(1, 14, 5));
+        assert!(!out.contains(['\u{1b}', '\u{202e}', '\t']), "{out:?}");
+        let lines: Vec<_> = out.lines().collect();
+        let column = |line: &str, text: &str| {
+            line[..line.find(text).unwrap()]
+                .chars()
+                .map(|c| 1 + usize::from(('\u{3000}'..'\u{a000}').contains(&c)))
+                .sum()
+        };
+        let marked: usize = column(lines[3], "wrong");
+        assert_eq!(marked, column(lines[4], "^^^^^"), "{out}");
+        let message = Problem::new(ProblemKind::Syntax, at(1, 1, 1), "a\u{7}\u{1b}[2Jb");
+        let out = Problems::new("configuration", "a.yaml", "x", vec![message.cure("\u{7}")]);
+        assert!(!out.to_string().contains(['\u{7}', '\u{1b}']), "{out}");
+    }
+
+    #[test]
+    fn several_positions_are_marked_in_one_snippet() {
+        let text = "first: 1\nsecond: 2\nthird: 3\nfourth: 4\nfifth: 5\nfirst: 6\n";
+        let out = shown(text, at(6, 1, 5), at(1, 1, 5));
+        assert_eq!(
+            out,
+            "\
+error[syntax]: wrong
+ --> a.yaml:6:1
+  |
+1 | first: 1
+  | ----- because of this
+...
+6 | first: 6
+  | ^^^^^
+  |
+  = cure: mend it
+
+a.yaml: 1 problem; the configuration is not usable
+"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_position_of_every_text_can_be_shown(
+            text in "[a-z:é東\u{202e}\t \r\n]{0,40}",
+            line in 0_usize..6, column in 0_usize..50, length in 0_usize..60,
+        ) {
+            let out = shown(&text, at(line, column, length), at(1, 1, 1));
+            prop_assert!(out.contains("error[syntax]: wrong"), "{}", out);
+        }
+    }
+}

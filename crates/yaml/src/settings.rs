@@ -3,7 +3,7 @@
 use crate::node::{Node, Yaml, parse};
 use crate::parameter::{Absent, FromValue, Parameter, Takes, Value};
 use crate::problem::{Problem, ProblemKind};
-use crate::snippet::Span;
+use crate::span::Span;
 
 /// One named entry of a document: `name` or `name: {parameters}`.
 #[derive(Clone, Debug)]

@@ -3,12 +3,15 @@
 use super::client::{DemoAnswer, DemoClient, DemoDelivery, chat_body};
 use super::fleet::{ENGINE, SPEED};
 use super::workload::DemoSession;
+use crate::progress::{STEPS, bar};
+use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
+use wornpath_sim::replay::Percentiles;
 use wornpath_sim::{StepCost, StepLoad};
 
 /// The outcome of one request.
@@ -129,48 +132,43 @@ impl DemoTally {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// A percentile of the time to first token, in the engines' time.
-    pub(super) fn ttft_percentile(&self, share: f64) -> Duration {
-        let mut sorted = self.first_tokens.clone();
-        sorted.sort();
-        let at = (sorted.len() as f64 * share).ceil() as usize;
-        sorted.get(at.saturating_sub(1)).copied().unwrap_or_default().mul_f64(SPEED)
+    /// The time to first token, in the engines' time.
+    pub(super) fn ttft(&self) -> Percentiles {
+        Percentiles::of(self.first_tokens.iter().map(|time| time.mul_f64(SPEED)).collect())
     }
 }
 
-/// Progress of a run: one line that is redrawn on a terminal, a line per quarter elsewhere.
+/// Progress of a run: a bar on a terminal, a line per quarter elsewhere.
 pub(super) struct DemoProgress {
     title: String,
     all: usize,
-    is_terminal: bool,
+    bar: ProgressBar,
     shown: usize,
 }
 
 impl DemoProgress {
     pub(super) fn new(title: &str, all: usize) -> Self {
-        let is_terminal = std::io::stdout().is_terminal();
-        Self { title: title.to_owned(), all, is_terminal, shown: 0 }
+        let bar = bar(all as u64, STEPS).with_prefix(format!("  {title:<12} "));
+        // Where the output goes, the bar goes: its last state is part of the report.
+        bar.set_draw_target(ProgressDrawTarget::stdout());
+        Self { title: title.to_owned(), all, bar, shown: 0 }
     }
 
     pub(super) fn show(&mut self, tally: &DemoTally, out: &mut dyn Write) -> std::io::Result<()> {
         let done = tally.count();
         let all = self.all;
-        let line = format!(
-            "  {:<12} {done:>4} of {all} requests, {:>3.0}% of prompt tokens from caches",
-            self.title,
-            tally.hit_rate() * 100.0
-        );
-        if self.is_terminal {
-            write!(out, "\r{line}")?;
-            if done == all {
-                writeln!(out)?;
-            }
-            return out.flush();
-        }
+        self.bar.set_position(done as u64);
         let quarter = done * 4 / all.max(1);
-        if quarter > self.shown {
-            self.shown = quarter;
-            writeln!(out, "{line}")?;
+        let is_shown = if self.bar.is_hidden() { quarter > self.shown } else { done == all };
+        self.shown = quarter;
+        if is_shown {
+            self.bar.finish_and_clear();
+            writeln!(
+                out,
+                "  {:<12} {done:>4} of {all} requests, {:>3.0}% of prompt tokens from caches",
+                self.title,
+                tally.hit_rate() * 100.0
+            )?;
             out.flush()?;
         }
         Ok(())

@@ -3,7 +3,6 @@
 use super::load::DemoTally;
 use anyhow::Context;
 use std::io::Write;
-use std::time::Duration;
 use wornpath_gateway::{RequestSummary, RequestTrace};
 use wornpath_routing::StepExplanation;
 
@@ -18,9 +17,8 @@ pub(super) fn write_table(
         let [one, two] = runs.map(|(_, tally)| cell(tally));
         writeln!(out, "  {name:<26}{one:>14}{two:>14}")
     };
-    let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1e3);
-    row("TTFT p50", &|tally| ms(tally.ttft_percentile(0.5)))?;
-    row("TTFT p95", &|tally| ms(tally.ttft_percentile(0.95)))?;
+    row("TTFT p50", &|tally| format!("{:.0} ms", tally.ttft().p50))?;
+    row("TTFT p95", &|tally| format!("{:.0} ms", tally.ttft().p95))?;
     row("prompt tokens from caches", &|tally| format!("{:.1}%", tally.hit_rate() * 100.0))?;
     row("prefill tokens saved", &|tally| tally.cached_tokens.to_string())?;
     row("GPU seconds saved", &|tally| format!("{:.1}", tally.saved_ms / 1e3))?;

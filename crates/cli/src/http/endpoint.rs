@@ -1,20 +1,22 @@
-//! Where a command's requests go, with or without TLS: a gateway, its admin plane, an engine.
+//! Where a command's requests go, with or without TLS and a proxy: a gateway, its admin plane, an
+//! engine.
 
+use super::proxy::{Proxy, connect};
 use crate::address;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::PROXY_AUTHORIZATION;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
+use rustls::{CertificateError, RootCertStore};
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -26,7 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Options for `https://` addresses: the CA to trust, and the client certificate.
 #[derive(Args, Default)]
 pub(crate) struct TlsArguments {
-    /// For https:// addresses: PEM file with the CA certificates to trust
+    /// For https:// addresses: PEM file with the CA certificates to trust; default: those of the
+    /// system
     #[arg(long, global = true, value_name = "FILE", env = "WORNPATH_CA")]
     ca: Option<PathBuf>,
     /// PEM file with the client certificate, if the server requires one
@@ -41,7 +44,7 @@ pub(crate) struct TlsArguments {
 type MakeTls<T> = fn(RootCertStore, Option<ServerIdentity>, Option<String>) -> Result<T, TlsError>;
 
 impl TlsArguments {
-    fn read<T>(&self, make: MakeTls<T>) -> anyhow::Result<Option<T>> {
+    fn read<T>(&self, make: MakeTls<T>) -> anyhow::Result<T> {
         let identity = match (&self.certificate, &self.key) {
             (None, None) => None,
             (Some(chain), Some(key)) => Some(ServerIdentity::new(
@@ -50,29 +53,35 @@ impl TlsArguments {
             )),
             _ => bail!("--certificate and --key belong together; give both or neither"),
         };
-        let Some(ca) = &self.ca else {
-            ensure!(identity.is_none(), "--certificate is for https://, which needs --ca too");
-            return Ok(None);
+        let roots = match &self.ca {
+            Some(ca) => read("--ca", ca, roots)?,
+            None => system_roots()?,
         };
-        let tls = make(read("--ca", ca, roots)?, identity, None);
-        Ok(Some(tls.context("--certificate and --key")?))
+        make(roots, identity, None).context("--certificate and --key")
     }
 
     /// The TLS settings for `url`; none if its scheme is `http`.
-    pub(crate) fn read_for(&self, option: &str, url: &str) -> anyhow::Result<Option<PodTls>> {
-        if !url.starts_with("https://") {
-            return Ok(None);
-        }
-        let no_ca =
-            || format!("{option} is `{url}`; give the CA of its certificate with --ca FILE");
-        Ok(Some(self.read(pod_tls)?.with_context(no_ca)?))
+    pub(crate) fn read_for(&self, url: &str) -> anyhow::Result<Option<PodTls>> {
+        url.starts_with("https://").then(|| self.read(pod_tls)).transpose()
     }
 
-    /// The TLS settings for a broker at `url`, whose scheme is one of TLS.
-    pub(crate) fn read_broker(&self, url: &str) -> anyhow::Result<ClientTls> {
-        let no_ca = || format!("--to is `{url}`; give the CA of its certificate with --ca FILE");
-        self.read(ClientTls::new)?.with_context(no_ca)
+    /// The TLS settings for a broker whose scheme is one of TLS.
+    pub(crate) fn read_broker(&self) -> anyhow::Result<ClientTls> {
+        self.read(ClientTls::new)
     }
+}
+
+/// The CA certificates that this system trusts, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+fn system_roots() -> anyhow::Result<RootCertStore> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    let reasons: String = found.errors.iter().map(|error| format!(" ({error})")).collect();
+    ensure!(
+        added > 0,
+        "this system has no CA certificates{reasons}; install its package `ca-certificates`, or give the CA of the server with --ca FILE"
+    );
+    Ok(roots)
 }
 
 /// Reads a PEM file; errors never show its content.
@@ -87,9 +96,12 @@ fn read<T>(option: &str, path: &Path, parse: fn(&str) -> Result<T, TlsError>) ->
 pub(crate) struct Endpoint {
     /// What errors call it, such as `the gateway`.
     peer: &'static str,
+    /// Scheme and authority.
+    url: Uri,
     authority: String,
     address: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
+    proxy: Option<Proxy>,
 }
 
 impl Endpoint {
@@ -114,7 +126,7 @@ impl Endpoint {
         );
         // Also refuses an invalid port and a scheme in capitals.
         address::check(option, url)?;
-        let tls = tls.read_for(option, url)?.map(|tls| {
+        let tls = tls.read_for(url)?.map(|tls| {
             let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
             let name = ServerName::try_from(host)
                 .with_context(|| format!("{option} is `{url}`: invalid host name for TLS"))?;
@@ -126,13 +138,16 @@ impl Endpoint {
             authority: authority.to_string(),
             address: format!("{host}:{port}"),
             tls: tls.transpose()?,
+            proxy: Proxy::of_environment(&uri)?,
+            url: uri,
         })
     }
 
-    /// A server without TLS at a known socket address.
+    /// A server without TLS at a known socket address, which is called without a proxy.
     pub(crate) fn plain(peer: &'static str, address: SocketAddr) -> Self {
         let address = address.to_string();
-        Self { peer, authority: address.clone(), address, tls: None }
+        let authority = address.clone();
+        Self { peer, url: Uri::default(), authority, address, tls: None, proxy: None }
     }
 
     /// The address to connect to, as `host:port`.
@@ -149,7 +164,7 @@ impl Endpoint {
     /// must arrive within `response_timeout`, if one is given.
     pub(super) async fn send<B>(
         &self,
-        request: Request<B>,
+        mut request: Request<B>,
         response_timeout: Option<Duration>,
         connection: &mut JoinSet<()>,
     ) -> anyhow::Result<Response<Incoming>>
@@ -160,8 +175,20 @@ impl Endpoint {
         let mut sender =
             timeout(CONNECT_TIMEOUT, self.connect(connection)).await.with_context(|| {
                 let seconds = CONNECT_TIMEOUT.as_secs();
-                format!("timeout: no connection to {peer} at {address} within {seconds} s")
+                let proxy = self.proxy.as_ref().map_or_else(String::new, |proxy| {
+                    let url = &proxy.url;
+                    format!(
+                        " through the proxy {url}; to connect without it, add the host to NO_PROXY"
+                    )
+                });
+                format!("timeout: no connection to {peer} at {address} within {seconds} s{proxy}")
             })??;
+        if let (Some(proxy), None) = (&self.proxy, &self.tls) {
+            *request.uri_mut() = self.whole_url(request.uri())?;
+            if let Some(authorization) = &proxy.authorization {
+                request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+            }
+        }
         let response = sender.send_request(request);
         let response = match response_timeout {
             None => response.await,
@@ -186,6 +213,13 @@ impl Endpoint {
         })
     }
 
+    /// The URL of a path of this server, which a proxy needs to forward a request.
+    fn whole_url(&self, path: &Uri) -> anyhow::Result<Uri> {
+        let mut parts = self.url.clone().into_parts();
+        parts.path_and_query = path.path_and_query().cloned();
+        Ok(Uri::from_parts(parts)?)
+    }
+
     fn certificate_rejected(&self) -> String {
         let Self { peer, address, .. } = self;
         format!(
@@ -198,15 +232,22 @@ impl Endpoint {
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
         let Self { peer, address, .. } = self;
-        let stream = TcpStream::connect(address)
-            .await
-            .with_context(|| format!("cannot reach {peer} at {address}"))?;
-        stream.set_nodelay(true)?;
         let Some((connector, name)) = &self.tls else {
+            let stream = match &self.proxy {
+                Some(proxy) => proxy.connect(peer).await?,
+                None => connect(address, || format!("cannot reach {peer} at {address}")).await?,
+            };
             return start_http(stream, connection).await;
+        };
+        let stream = match &self.proxy {
+            Some(proxy) => proxy.tunnel(&self.url, peer).await?,
+            None => connect(address, || format!("cannot reach {peer} at {address}")).await?,
         };
         let stream = connector.connect(name.clone(), stream).await.map_err(|error| {
             let context = match tls_error(&error) {
+                Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
+                    "the certificate of {peer} at {address} is not trusted; give its CA with --ca FILE"
+                ),
                 Some(rustls::Error::InvalidCertificate(_)) => {
                     format!("the certificate of {peer} at {address} is not trusted")
                 }

@@ -1,8 +1,10 @@
 //! A file as the multipart body of an upload, read while it is sent.
 
 use crate::input;
+use crate::progress::{BYTES, bar};
 use anyhow::{Context as _, ensure};
 use hyper::body::{Body, Bytes, Frame, SizeHint};
+use indicatif::ProgressBar;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -20,6 +22,7 @@ pub(super) struct FileUpload {
     file: File,
     left: u64,
     tail: Option<Bytes>,
+    progress: ProgressBar,
 }
 
 impl FileUpload {
@@ -40,7 +43,8 @@ impl FileUpload {
             "--{BOUNDARY}\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--{BOUNDARY}\r\ncontent-disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\r\n"
         );
         let tail = format!("\r\n--{BOUNDARY}--\r\n");
-        Ok(Self { head: Some(head.into()), file, left, tail: Some(tail.into()) })
+        let progress = bar(left, BYTES).with_prefix("upload ");
+        Ok(Self { head: Some(head.into()), file, left, tail: Some(tail.into()), progress })
     }
 }
 
@@ -66,6 +70,7 @@ impl Body for FileUpload {
             }
             chunk.truncate(read);
             self.left -= read as u64;
+            self.progress.inc(read as u64);
             Ok(Frame::data(chunk.into()))
         })))
     }

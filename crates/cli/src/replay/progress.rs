@@ -1,59 +1,34 @@
-//! Progress bar of a replay, on standard error, so that tables can be piped, and only on a
-//! terminal.
+//! Progress of a replay: a bar of the current run, and one of all runs if there are several.
 
-use std::io::{IsTerminal, Write, stderr};
+use crate::progress::{STEPS, bar};
+use indicatif::{MultiProgress, ProgressBar};
 
-const WIDTH: usize = 30;
-
-/// A bar that is redrawn in place, and erased when dropped.
+/// The bars of all runs of all profiles.
 pub(super) struct ReplayProgress {
-    title: String,
-    all: usize,
+    bars: MultiProgress,
+    runs: ProgressBar,
+    run: Option<ProgressBar>,
 }
 
 impl ReplayProgress {
-    /// The bar of one run of one profile; none without a terminal.
-    pub(super) fn new(profile: &str, run: u64, runs: u64, all: usize) -> Option<Self> {
-        let title = format!("{profile}, run {run} of {runs}");
-        stderr().is_terminal().then(|| Self { title, all })
+    pub(super) fn new(runs: u64) -> Self {
+        let bars = MultiProgress::new();
+        let all = if runs > 1 { bar(runs, STEPS) } else { ProgressBar::hidden() };
+        Self { runs: bars.add(all).with_prefix("all runs "), bars, run: None }
     }
 
-    /// Redraws the bar if the percentage has changed with the last of `ended` requests.
-    pub(super) fn show(&self, ended: usize) {
-        if let Some(line) = line(&self.title, ended, self.all) {
-            // A closed terminal is not an error.
-            let _ = write!(stderr(), "\r{line}");
+    /// Begins the bar of a run of so many requests; the runs before it have ended.
+    pub(super) fn begin(&mut self, title: String, requests: usize) -> &ProgressBar {
+        if let Some(last) = self.run.take() {
+            last.finish_and_clear();
+            self.runs.inc(1);
         }
+        let run = bar(requests as u64, STEPS).with_prefix(title + " ");
+        self.run.insert(self.bars.insert(0, run))
     }
-}
 
-impl Drop for ReplayProgress {
-    fn drop(&mut self) {
-        let _ = write!(stderr(), "\r\x1b[K");
-    }
-}
-
-/// The bar, if its percentage differs from that of one request less.
-fn line(title: &str, ended: usize, all: usize) -> Option<String> {
-    let percent = |ended: usize| 100 * ended / all.max(1);
-    let now = percent(ended);
-    if now == percent(ended.saturating_sub(1)) {
-        return None;
-    }
-    let done = WIDTH * now / 100;
-    Some(format!("{title} [{}{}] {now}%", "#".repeat(done), " ".repeat(WIDTH - done)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::line;
-
-    #[test]
-    fn the_bar_grows_to_the_end_and_is_drawn_once_a_percent() {
-        let drawn: Vec<_> = (1..=1000).filter_map(|ended| line("p", ended, 1000)).collect();
-        assert_eq!(drawn.len(), 100);
-        assert_eq!(drawn[0], format!("p [{}] 1%", " ".repeat(30)));
-        assert_eq!(drawn[99], format!("p [{}] 100%", "#".repeat(30)));
-        assert_eq!(line("p", 0, 0), None, "nothing to do is no progress");
+    /// Writes something else to the terminal meanwhile.
+    pub(super) fn suspend<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bars.suspend(write)
     }
 }

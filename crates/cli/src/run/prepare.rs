@@ -109,7 +109,7 @@ fn pods(arguments: &RunArguments) -> anyhow::Result<BatchPods> {
         address::refuse_version("--pod", url)?;
     }
     let over_tls = arguments.pods.iter().find(|url| url.starts_with("https://"));
-    let tls = over_tls.map(|url| arguments.tls.read_for("--pod", url)).transpose()?;
+    let tls = over_tls.map(|url| arguments.tls.read_for(url)).transpose()?;
     let egress = EgressPolicy { allowed: None, tls: tls.flatten() };
     let key = arguments.api_key.as_ref().map(|key| {
         let mut value = HeaderValue::from_str(&format!("Bearer {key}")).context(

@@ -1,88 +1,163 @@
-//! Draws a snapshot as lines of text. Pure, so that it can be tested without a terminal.
+//! Draws a snapshot into a buffer of cells, so that it can be tested without a terminal.
 
 use super::format::{count, micros, percent, rate, seconds};
-use super::table::{self, Column, Tone};
+use super::table::{self, Column, TableRow};
+use super::view::{Input, KEYS, View, severity};
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Block, Clear, Paragraph, StatefulWidget, Widget};
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 /// Cells of a bar.
 const BAR: usize = 8;
 /// Rows reserved below the pods for decisions and their heading.
-const BELOW: usize = 8;
-/// Decisions that are shown if the number of rows is unlimited.
+const BELOW: u16 = 8;
+/// Decisions of a plain snapshot.
 const DECISIONS: usize = 10;
+/// Columns of a plain snapshot.
+const PLAIN_WIDTH: u16 = 120;
 
-/// Whether the text is coloured.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Paint {
-    Plain,
-    Coloured,
+/// Draws a snapshot as the user has chosen to see it.
+pub(super) fn draw(snapshot: &Value, view: &mut View, area: Rect, buffer: &mut Buffer) {
+    let parts = Parts::of(snapshot, view);
+    let footer = Line::from(footer(view, area.width.into())).style(Style::new().dim());
+    let [body, last] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+    parts.draw(view, body, buffer);
+    footer.render(last, buffer);
+    if view.input == Input::Help {
+        draw_help(area, buffer);
+    }
 }
 
-/// The size of the screen, and how it is painted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Screen {
-    pub(super) width: usize,
-    /// None if they are unlimited.
-    pub(super) rows: Option<usize>,
-    pub(super) paint: Paint,
+/// The lines of a snapshot with all its pods, for a reader that is no terminal.
+pub(super) fn plain(snapshot: &Value) -> Vec<String> {
+    let mut view = View::default();
+    let mut parts = Parts::of(snapshot, &view);
+    parts.decisions.truncate(DECISIONS);
+    let rows = parts.pods.len() + parts.batches.len() + DECISIONS + 2 * usize::from(BELOW);
+    let area = Rect::new(0, 0, PLAIN_WIDTH, u16::try_from(rows).unwrap_or(u16::MAX));
+    let mut buffer = Buffer::empty(area);
+    parts.draw(&mut view, area, &mut buffer);
+    let mut lines = lines(&buffer);
+    let used = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
+    lines.truncate(used);
+    lines
 }
 
-impl Screen {
-    /// The lines, cut to the size of the screen.
-    pub(super) fn draw(&self, snapshot: &Value) -> Vec<String> {
-        let mut lines = vec![self.line(Tone::Usual, &table::joined(&title(snapshot), self.width))];
-        lines.push(self.line(Tone::Usual, &table::joined(&figures(snapshot), self.width)));
-        lines.push(String::new());
-        let mut pods: Vec<_> = items(&snapshot["pods"]).map(pod_row).collect();
-        // Pods with problems come first, because the last ones may not fit.
-        pods.sort_by_key(|(tone, _)| match tone {
-            Tone::Bad => 0,
-            Tone::Warn => 1,
-            Tone::Usual | Tone::Head => 2,
-        });
-        let rows_left =
-            self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
-        let left_out = pods.len().saturating_sub(rows_left.max(1));
-        pods.truncate(pods.len() - left_out);
-        lines.extend(table::fit(&POD_COLUMNS, pods, self.width).iter().map(|row| self.row(row)));
-        if left_out > 0 {
-            lines.push(self.line(Tone::Head, &format!("… and {left_out} more")));
+/// The text of a buffer, a line for each row, without the blanks at its end.
+pub(super) fn lines(buffer: &Buffer) -> Vec<String> {
+    let row = |y: u16| {
+        let mut line = String::new();
+        let mut x = 0;
+        while x < buffer.area.width {
+            let symbol = buffer[(x, y)].symbol();
+            line.push_str(symbol);
+            // The cell after a wide character belongs to it.
+            x += symbol.width().max(1) as u16;
         }
-        let batches: Vec<_> = items(&snapshot["batches"]).map(batch_line).collect();
-        if !batches.is_empty() {
-            lines.push(String::new());
-            let joined = |parts: Vec<String>| table::joined(&parts, self.width);
-            lines.extend(batches.into_iter().map(|parts| self.line(Tone::Usual, &joined(parts))));
+        line.trim_end().to_owned()
+    };
+    (0..buffer.area.height).map(row).collect()
+}
+
+/// What a snapshot shows, top down.
+struct Parts {
+    title: Vec<String>,
+    figures: Vec<String>,
+    pods: Vec<TableRow>,
+    batches: Vec<Vec<String>>,
+    decisions: Vec<TableRow>,
+    /// In place of decisions, if there are none.
+    no_decisions: &'static str,
+}
+
+impl Parts {
+    fn of(snapshot: &Value, view: &View) -> Self {
+        let is_shown = |pod: &&Value| view.matches(&[&pod["name"], &pod["health"]]);
+        let mut pods: Vec<_> = items(&snapshot["pods"]).filter(is_shown).collect();
+        view.sort(&mut pods);
+        let is_shown =
+            |record: &&Value| view.matches(&[&record["id"], &record["pod"], &record["status"]]);
+        Self {
+            title: title(snapshot),
+            figures: figures(snapshot),
+            pods: pods.into_iter().map(pod_row).collect(),
+            batches: items(&snapshot["batches"]).map(batch_line).collect(),
+            decisions: items(&snapshot["decisions"]).filter(is_shown).map(decision_row).collect(),
+            no_decisions: match view.filter.is_empty() {
+                true => "No requests yet.",
+                false => "No recent request matches the filter.",
+            },
         }
-        lines.push(String::new());
-        let rows_left = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
-        let decisions: Vec<_> =
-            items(&snapshot["decisions"]).take(rows_left).map(decision_row).collect();
-        match decisions.is_empty() {
-            true => lines.push(self.line(Tone::Head, "No requests yet.")),
-            false => {
-                let rows = table::fit(&DECISION_COLUMNS, decisions, self.width);
-                lines.extend(rows.iter().map(|row| self.row(row)));
-            }
-        }
-        lines.truncate(self.rows.unwrap_or(usize::MAX));
-        lines
     }
 
-    fn row(&self, (tone, text): &(Tone, String)) -> String {
-        self.line(*tone, text)
-    }
-
-    fn line(&self, tone: Tone, text: &str) -> String {
-        let text: String = text.trim_end().chars().take(self.width).collect();
-        let code = match (self.paint, tone) {
-            (Paint::Plain, _) | (_, Tone::Usual) => return text,
-            (_, Tone::Head) => "2",
-            (_, Tone::Warn) => "33",
-            (_, Tone::Bad) => "31",
+    fn draw(&self, view: &mut View, area: Rect, buffer: &mut Buffer) {
+        let width = usize::from(area.width);
+        let batches = match self.batches.len() {
+            0 => 0,
+            lines => 1 + u16::try_from(lines).unwrap_or(u16::MAX),
         };
-        format!("\x1b[{code}m{text}\x1b[0m")
+        let pods = u16::try_from(self.pods.len()).unwrap_or(u16::MAX).saturating_add(1);
+        let room = area.height.saturating_sub(3 + BELOW).saturating_sub(batches).max(2);
+        let heights = [3, pods.min(room), batches].map(Constraint::Length);
+        let [top, middle, lines, below] =
+            Layout::vertical(heights.into_iter().chain([Constraint::Fill(1)])).areas(area);
+        let text = |lines: &[&Vec<String>]| -> Text<'static> {
+            lines.iter().map(|parts| Line::from(table::joined(parts, width))).collect()
+        };
+        text(&[&self.title, &self.figures]).render(top, buffer);
+        view.page = middle.height.saturating_sub(1);
+        let table = table::fit(&POD_COLUMNS, &self.pods, width);
+        StatefulWidget::render(table, middle, buffer, &mut view.pods);
+        let batches: Vec<_> = self.batches.iter().collect();
+        text(&batches).render(without_first_row(lines), buffer);
+        let below = without_first_row(below);
+        if self.decisions.is_empty() {
+            Line::from(self.no_decisions).style(Style::new().dim()).render(below, buffer);
+        } else {
+            Widget::render(table::fit(&DECISION_COLUMNS, &self.decisions, width), below, buffer);
+        }
     }
+}
+
+/// The area below an empty row.
+fn without_first_row(area: Rect) -> Rect {
+    let blank = area.height.min(1);
+    Rect { y: area.y + blank, height: area.height - blank, ..area }
+}
+
+/// The last line: the filter while it is typed, or the state of the screen and its keys.
+fn footer(view: &View, width: usize) -> String {
+    if view.input == Input::Filter {
+        return format!("/{}▏", view.filter);
+    }
+    let mut parts = Vec::new();
+    if view.is_paused {
+        parts.push("PAUSED, p continues".to_owned());
+    }
+    if !view.filter.is_empty() {
+        parts.push(format!("only `{}`", view.filter));
+    }
+    let reversed = if view.is_reversed { ", reversed" } else { "" };
+    parts.push(format!("by {}{reversed}", view.order.label()));
+    let keys = ["? help", "q quit", "s sort", "r reverse", "/ filter", "p pause", "↑↓ select"];
+    parts.extend(keys.map(str::to_owned));
+    table::joined(&parts, width)
+}
+
+fn draw_help(area: Rect, buffer: &mut Buffer) {
+    let lines: Text<'static> =
+        KEYS.iter().map(|(key, action)| Line::from(format!(" {key:<16}{action} "))).collect();
+    let width = u16::try_from(lines.width() + 2).unwrap_or(u16::MAX);
+    let middle = area.centered(
+        Constraint::Length(width.min(area.width)),
+        Constraint::Length((KEYS.len() as u16 + 2).min(area.height)),
+    );
+    Clear.render(middle, buffer);
+    Paragraph::new(lines).block(Block::bordered().title(" Keys ")).render(middle, buffer);
 }
 
 /// On a narrow screen, bars are dropped first, whose number is beside them, and then the least
@@ -154,13 +229,13 @@ fn bar(share: f64) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
 }
 
-fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
+fn pod_row(pod: &Value) -> TableRow {
     let health = word(&pod["health"]);
     let breaker = word(&pod["breaker"]);
-    let tone = match (health, breaker) {
-        ("down", _) => Tone::Bad,
-        ("up", "closed") => Tone::Usual,
-        _ => Tone::Warn,
+    let style = match severity(pod) {
+        0 => Style::new(),
+        1 => Style::new().yellow(),
+        _ => Style::new().red(),
     };
     let state = match breaker {
         "closed" => health.to_owned(),
@@ -180,7 +255,7 @@ fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
         true => format!("{}/{}", count(&hits["predicted_tokens"]), count(&hits["actual_tokens"])),
         false => count(&Value::Null),
     };
-    let row = vec![
+    let cells = vec![
         word(&pod["name"]).to_owned(),
         state,
         // Sixteen requests fill the bar.
@@ -194,16 +269,16 @@ fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
         compared,
         events,
     ];
-    (tone, row)
+    TableRow { style, cells }
 }
 
-fn decision_row(record: &Value) -> (Tone, Vec<String>) {
-    let tone = match record["status"].as_u64() {
-        Some(500..) => Tone::Bad,
-        Some(400..) => Tone::Warn,
-        _ => Tone::Usual,
+fn decision_row(record: &Value) -> TableRow {
+    let style = match record["status"].as_u64() {
+        Some(500..) => Style::new().red(),
+        Some(400..) => Style::new().yellow(),
+        _ => Style::new(),
     };
-    let row = vec![
+    let cells = vec![
         word(&record["id"]).to_owned(),
         word(&record["pod"]).to_owned(),
         count(&record["status"]),
@@ -215,7 +290,7 @@ fn decision_row(record: &Value) -> (Tone, Vec<String>) {
             count(&record["prompt_tokens"])
         ),
     ];
-    (tone, row)
+    TableRow { style, cells }
 }
 
 fn batch_line(batch: &Value) -> Vec<String> {
@@ -236,102 +311,4 @@ fn batch_line(batch: &Value) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn snapshot() -> Value {
-        let pod = |name: &str, health: &str| {
-            json!({
-                "name": name, "health": health, "breaker": "closed", "blocks": 12_300, "hit_rate": 0.5,
-                "load": {"requests": 10}, "engine": {"kv_usage": 0.25}, "requests_per_second": 3.0,
-                "predictions": {"checked": 5, "predicted_tokens": 100, "actual_tokens": 90},
-                "events": {"trust": "exact", "feed": {"state": "live", "lag": 2}},
-            })
-        };
-        let decision = json!({
-            "id": "r1", "pod": "a", "status": 503, "first_byte_us": 1500, "total_us": 9000,
-            "prompt_tokens": 64, "cached_tokens": {"actual": 32},
-        });
-        json!({
-            "version": "1", "readiness": "ready", "uptime_seconds": 60.0, "totals": {"waiting": 0},
-            "rates": {"requests": 12.0, "failed": 0.0, "hit_rate": 0.5, "saved_tokens": 10.0,
-                "first_byte_seconds": {"p50": 0.02, "p90": 0.03, "p99": 0.4}},
-            "pods": [pod("a", "up"), pod("b", "down")],
-            "decisions": vec![decision; 40],
-            "batches": [{"id": "batch_1", "status": "in_progress", "seconds_left": 30.0,
-                "lines": {"total": 10, "completed": 4, "failed": 1}}],
-        })
-    }
-
-    #[test]
-    fn a_wide_screen_shows_all_figures() {
-        let screen = Screen { width: 200, rows: None, paint: Paint::Plain };
-        let text = screen.draw(&snapshot()).join("\n");
-        for wanted in [
-            "1 of 2 pods up",
-            "12 requests/s · 0 failed · 50% of prompt tokens cached · first byte 20 ms p50",
-            "█████░░░    10",
-            "██░░░░░░  25%",
-            "12.3k",
-            "100/90",
-            "live, 2 behind",
-            "32/64",
-            " 50% · 5 of 10 lines · 1 failed · about 30.0 s left · in progress · batch_1",
-        ] {
-            assert!(text.contains(wanted), "no `{wanted}` in\n{text}");
-        }
-        assert!(!text.contains('\x1b'), "plain is plain");
-    }
-
-    #[test]
-    fn no_line_is_too_wide_and_none_too_many_and_what_is_down_is_red() {
-        for (width, rows) in [(40, 8), (80, 24), (132, 50)] {
-            let screen = Screen { width, rows: Some(rows), paint: Paint::Plain };
-            let lines = screen.draw(&snapshot());
-            assert!(lines.len() <= rows, "{} lines in {rows} rows", lines.len());
-            assert!(lines.iter().all(|line| line.chars().count() <= width));
-        }
-        let screen = Screen { width: 120, rows: Some(24), paint: Paint::Coloured };
-        let lines = screen.draw(&snapshot());
-        let down = lines.iter().find(|line| line.contains("down")).unwrap();
-        assert!(down.starts_with("\x1b[31m") && down.ends_with("\x1b[0m"), "{down:?}");
-    }
-
-    #[test]
-    fn on_a_narrow_screen_columns_go_and_no_number_is_cut() {
-        let wide = Screen { width: 200, rows: None, paint: Paint::Plain }.draw(&snapshot());
-        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        let whole = words(&wide.join(" "));
-        for width in [40, 60, 80, 100, 120] {
-            let screen = Screen { width, rows: None, paint: Paint::Plain };
-            let narrow = screen.draw(&snapshot());
-            for word in words(&narrow.join(" ")) {
-                assert!(whole.contains(&word), "`{word}` of width {width} is cut:\n{narrow:#?}");
-            }
-        }
-        let screen = Screen { width: 80, rows: Some(24), paint: Paint::Plain };
-        let text = screen.draw(&snapshot()).join("\n");
-        for wanted in ["BLOCKS", "12.3k", "HITS", "EVENTS", "live, 2 behind", "100/90", "32/64"] {
-            assert!(text.contains(wanted), "no `{wanted}` in eighty columns:\n{text}");
-        }
-    }
-
-    #[test]
-    fn a_pod_without_checked_predictions_shows_a_dash() {
-        let mut snapshot = snapshot();
-        snapshot["pods"][0]["predictions"] =
-            json!({"checked": 0, "predicted_tokens": 0, "actual_tokens": 0});
-        let screen = Screen { width: 200, rows: None, paint: Paint::Plain };
-        let text = screen.draw(&snapshot).join("\n");
-        assert!(!text.contains("0/0"), "{text}");
-    }
-
-    #[test]
-    fn an_empty_snapshot_is_drawn_with_dashes() {
-        let screen = Screen { width: 80, rows: None, paint: Paint::Plain };
-        let lines = screen.draw(&json!({}));
-        assert!(lines[0].contains("0 of 0 pods up"), "{lines:?}");
-        assert_eq!(lines.last().unwrap(), "No requests yet.");
-    }
-}
+mod tests;

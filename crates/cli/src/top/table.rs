@@ -2,16 +2,14 @@
 //!
 //! Columns are as wide as their widest cell. If they do not all fit, whole columns are dropped, and
 //! names of pods and requests are shortened; a number is never cut, because a part of it is another
-//! number.
+//! number. Widths are those of a terminal, in which an ideograph takes two cells.
 
-/// The severity of a line, shown as its colour.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Tone {
-    Usual,
-    Head,
-    Warn,
-    Bad,
-}
+use ratatui::layout::Constraint;
+use ratatui::style::Style;
+use ratatui::text::Line;
+use ratatui::widgets::{Row, Table};
+use unicode_truncate::UnicodeTruncateStr;
+use unicode_width::UnicodeWidthStr;
 
 /// A column. On a narrow screen, the column with the highest `drop_order` is dropped first, and one
 /// with 0 never.
@@ -36,8 +34,8 @@ enum ColumnKind {
 const MIN_NAME: usize = 8;
 /// Longer names are shortened on any screen.
 const MAX_NAME: usize = 24;
-const SEPARATOR: &str = "  ";
-const ELLIPSIS: char = '…';
+/// Cells between two columns.
+const SPACING: usize = 2;
 
 impl Column {
     pub(super) const fn name(name: &'static str, drop_order: u8) -> Self {
@@ -56,34 +54,54 @@ impl Column {
         Self { name: "", kind: ColumnKind::Bar, drop_order }
     }
 
-    fn cell(&self, text: &str, width: usize) -> String {
+    fn cell(self, text: &str, width: usize) -> Line<'static> {
         match self.kind {
-            ColumnKind::Number => format!("{text:>width$}"),
-            ColumnKind::Name if text.chars().count() > width => {
-                text.chars().take(width - 1).chain([ELLIPSIS]).collect()
+            ColumnKind::Number => Line::from(text.to_owned()).right_aligned(),
+            ColumnKind::Name if text.width() > width => {
+                let (start, _) = text.unicode_truncate(width.saturating_sub(1));
+                Line::from(format!("{start}…"))
             }
-            ColumnKind::Name | ColumnKind::Word | ColumnKind::Bar => format!("{text:<width$}"),
+            ColumnKind::Name | ColumnKind::Word | ColumnKind::Bar => Line::from(text.to_owned()),
         }
     }
 }
 
-/// The header and all rows, in as many columns as fit into `available`.
-pub(super) fn fit(
-    columns: &[Column],
-    rows: Vec<(Tone, Vec<String>)>,
-    available: usize,
-) -> Vec<(Tone, String)> {
-    let head: Vec<_> = columns.iter().map(|column| column.name.to_owned()).collect();
-    let rows: Vec<_> = std::iter::once((Tone::Head, head)).chain(rows).collect();
+/// One row: the text of every column, and how it is painted.
+pub(super) struct TableRow {
+    pub(super) style: Style,
+    pub(super) cells: Vec<String>,
+}
+
+/// A table of all rows, in as many columns as fit into `available`.
+pub(super) fn fit(columns: &[Column], rows: &[TableRow], available: usize) -> Table<'static> {
+    let widths = widths(columns, rows, available);
+    let shown = |cells: &[&str]| {
+        let shown = columns.iter().zip(cells).zip(&widths);
+        let shown = shown.filter_map(|((column, cell), width)| Some(column.cell(cell, (*width)?)));
+        Row::new(shown.collect::<Vec<_>>())
+    };
+    let head: Vec<_> = columns.iter().map(|column| column.name).collect();
+    let body = rows.iter().map(|row| {
+        let cells: Vec<_> = row.cells.iter().map(String::as_str).collect();
+        shown(&cells).style(row.style)
+    });
+    let constraints = widths.iter().flatten().map(|width| Constraint::Length(*width as u16));
+    Table::new(body, constraints)
+        .column_spacing(SPACING as u16)
+        .header(shown(&head).style(Style::new().dim()))
+        .row_highlight_style(Style::new().reversed())
+}
+
+/// The width of each column; none if it is dropped.
+fn widths(columns: &[Column], rows: &[TableRow], available: usize) -> Vec<Option<usize>> {
     let widest = |at: usize| {
-        let cells = rows.iter().map(|(_, cells)| cells[at].chars().count());
-        let width = cells.max().unwrap_or(0);
+        let cells = rows.iter().map(|row| row.cells[at].width());
+        let width = cells.max().unwrap_or(0).max(columns[at].name.width());
         if columns[at].kind == ColumnKind::Name { width.min(MAX_NAME) } else { width }
     };
     let mut widths: Vec<_> = (0..columns.len()).map(|at| Some(widest(at))).collect();
     let used = |widths: &[Option<usize>]| -> usize {
-        widths.iter().flatten().map(|width| width + SEPARATOR.len()).sum::<usize>()
-            - SEPARATOR.len()
+        widths.iter().flatten().map(|width| width + SPACING).sum::<usize>() - SPACING
     };
     while used(&widths) > available {
         let shown = |at: &usize| widths[*at].is_some();
@@ -99,12 +117,7 @@ pub(super) fn fit(
             widths[at] = Some(wide.saturating_sub(over).max(MIN_NAME.min(wide)));
         }
     }
-    let line = |cells: &[String]| {
-        let shown = columns.iter().zip(cells).zip(&widths);
-        let shown = shown.filter_map(|((column, cell), width)| Some(column.cell(cell, (*width)?)));
-        shown.collect::<Vec<_>>().join(SEPARATOR)
-    };
-    rows.iter().map(|(tone, cells)| (*tone, line(cells))).collect()
+    widths
 }
 
 /// Joins as many of the first parts as fit into `available`.
@@ -112,9 +125,7 @@ pub(super) fn joined(parts: &[String], available: usize) -> String {
     let mut text = String::new();
     for part in parts {
         let between = if text.is_empty() { "" } else { " · " };
-        if !text.is_empty()
-            && text.chars().count() + between.len() + part.chars().count() > available
-        {
+        if !text.is_empty() && text.width() + between.width() + part.width() > available {
             break;
         }
         text.push_str(between);
@@ -126,6 +137,9 @@ pub(super) fn joined(parts: &[String], available: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ratatui::buffer::Buffer;
+    use ratatui::layout::Rect;
+    use ratatui::widgets::Widget;
 
     const COLUMNS: [Column; 4] = [
         Column::name("POD", 0),
@@ -134,21 +148,31 @@ mod tests {
         Column::word("STATE", 1),
     ];
 
-    fn shown(available: usize) -> Vec<String> {
-        let row = ["a-pod-with-a-name", "████", "1234", "up"].map(str::to_owned).to_vec();
-        fit(&COLUMNS, vec![(Tone::Usual, row)], available)
-            .into_iter()
-            .map(|(_, text)| text)
-            .collect()
+    fn shown(name: &str, available: u16) -> [String; 2] {
+        let cells = [name, "████", "1234", "up"].map(str::to_owned).to_vec();
+        let rows = [TableRow { style: Style::new(), cells }];
+        let area = Rect::new(0, 0, available, 2);
+        let mut buffer = Buffer::empty(area);
+        fit(&COLUMNS, &rows, available.into()).render(area, &mut buffer);
+        crate::top::screen::lines(&buffer).try_into().unwrap()
     }
 
     #[test]
     fn bars_are_dropped_first_then_other_columns_and_names_are_shortened_last() {
-        assert_eq!(shown(40)[1], "a-pod-with-a-name  ████  1234  up   ");
-        assert_eq!(shown(33)[1], "a-pod-with-a-name  1234  up   ");
+        let shown = |available| shown("a-pod-with-a-name", available);
+        assert_eq!(shown(40)[1], "a-pod-with-a-name  ████  1234  up");
+        assert_eq!(shown(33)[1], "a-pod-with-a-name  1234  up");
         assert_eq!(shown(24)[1], "a-pod-with-a-name  1234");
-        assert_eq!(shown(20)[1], "a-pod-with-a-…  1234");
-        assert_eq!(shown(20)[0], "POD             LOAD");
+        assert_eq!(shown(20), ["POD             LOAD", "a-pod-with-a-…  1234"]);
+    }
+
+    #[test]
+    fn a_wide_character_takes_two_cells() {
+        assert_eq!(
+            shown("東京のpod", 40),
+            ["POD              LOAD  STATE", "東京のpod  ████  1234  up"]
+        );
+        assert_eq!(shown("東京の大きいポッド", 20)[1], "東京の大きい…   1234");
     }
 
     #[test]

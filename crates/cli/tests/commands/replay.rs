@@ -1,5 +1,6 @@
 //! `wornpath replay`, run as a user runs it.
 
+use crate::support::terminal::Terminal;
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -47,6 +48,23 @@ fn replay(arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn bars_on_a_terminal_leave_only_the_table() {
+    let trace = file("bars.jsonl", &trace());
+    let profiles = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
+    let profile = |name: &str| format!("{profiles}/{name}.yaml");
+    let first = profile("round-robin");
+    let second = profile("cache-aware");
+    let command = [env!("CARGO_BIN_EXE_wornpath"), "replay", trace.to_str().unwrap()];
+    let options = ["--profile", &first, "--profile", &second, "--pods", "4", "--seeds", "3"];
+    let mut terminal = Terminal::run(&[&command[..], &options].concat(), 24, 130);
+    terminal.wait_for("profile ");
+    let shown = terminal.end(0);
+    let rows: Vec<_> = shown.lines().filter(|line| !line.is_empty()).collect();
+    let has = |at: usize, name: &str| rows.get(at).is_some_and(|row| row.starts_with(name));
+    assert!(has(2, "round-robin ") && has(3, "cache-aware ") && has(4, "exit status"), "{shown}");
 }
 
 #[test]

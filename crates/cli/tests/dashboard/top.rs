@@ -1,6 +1,8 @@
 //! `wornpath top`, as a user runs it.
 
+use crate::support::terminal::Terminal;
 use crate::{configured, engines};
+use rustix::process::Signal;
 use std::process::{Command, Output};
 
 fn top(arguments: &[&str]) -> Output {
@@ -59,18 +61,82 @@ fn top_reports_why_it_cannot_connect() {
 }
 
 #[test]
-fn a_signal_ends_top_and_restores_the_terminal() {
+fn top_is_driven_by_keys_and_restores_the_terminal() {
+    let engines = engines();
+    let gateway = configured("top_keys", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let command = [env!("CARGO_BIN_EXE_wornpath"), "top", "--admin", &admin];
+    let mut terminal = Terminal::run(&command, 30, 100);
+    terminal.wait_for("4 of 4 pods up");
+    terminal.wait_for("by problems");
+    assert!(terminal.rows()[29].contains("? help"), "{:#?}", terminal.rows());
+    let first_pod = |terminal: &Terminal| terminal.rows()[4][..5].to_owned();
+    terminal.press("s");
+    terminal.wait_for("by name");
+    assert_eq!(first_pod(&terminal), "pod-0");
+    terminal.press("r");
+    terminal.wait_for("by name, reversed");
+    assert_eq!(first_pod(&terminal), "pod-3");
+    terminal.press("\x1b[B\x1b[B");
+    terminal.wait("the second pod is selected", |screen| {
+        let is_inverse = |row: u16| screen.cell(row, 0).is_some_and(vt100::Cell::inverse);
+        is_inverse(5) && !is_inverse(4)
+    });
+    terminal.press("/pod-2");
+    terminal.wait_for("/pod-2▏");
+    terminal.wait("one pod is left", |screen| {
+        screen.contents().lines().filter(|line| line.starts_with("pod-")).count() == 1
+    });
+    terminal.press("\r");
+    terminal.wait_for("only `pod-2`");
+    terminal.press("p");
+    terminal.wait_for("PAUSED");
+    terminal.press("?");
+    terminal.wait_for("reverse the order");
+    terminal.press("?p/\x1b");
+    terminal.wait("all pods are back", |screen| {
+        let shown = screen.contents();
+        !shown.contains("PAUSED") && !shown.contains("reverse the order") && shown.contains("pod-0")
+    });
+    terminal.resize(8, 40);
+    terminal.wait("it fits into a small window", |screen| {
+        let shown: Vec<_> = screen.rows(0, 40).collect();
+        shown[0].starts_with("wornpath") && shown[7].starts_with("by name, reversed")
+    });
+    terminal.press("q");
+    let left = terminal.end(0);
+    assert!(!left.contains("pods up"), "nothing of it stays: {left}");
+}
+
+#[test]
+fn escape_control_c_and_signals_end_top_and_restore_the_terminal() {
     let engines = engines();
     let gateway = configured("top_ends", &engines, "");
-    let admin = gateway.admin.as_ref().unwrap();
-    let binary = env!("CARGO_BIN_EXE_wornpath");
-    for signal in ["INT", "TERM"] {
-        let command = format!("timeout -s {signal} 2 {binary} top --admin http://{admin}");
-        let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output().unwrap();
-        let shown = told(&output);
-        let entered = shown.find("\x1b[?1049h");
-        let left = shown.rfind("\x1b[?1049l");
-        assert!(entered.is_some() && entered < left, "{signal}: {shown:?}");
-        assert!(shown.contains("4 of 4 pods up"), "{signal}: {shown}");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let command = [env!("CARGO_BIN_EXE_wornpath"), "top", "--admin", &admin];
+    let ends: [fn(&mut Terminal); 4] = [
+        |terminal| terminal.press("\x1b"),
+        |terminal| terminal.press("\x03"),
+        |terminal| terminal.signal(Signal::TERM),
+        |terminal| terminal.signal(Signal::INT),
+    ];
+    for end in ends {
+        let mut terminal = Terminal::run(&command, 24, 80);
+        terminal.wait_for("4 of 4 pods up");
+        end(&mut terminal);
+        terminal.end(0);
     }
+}
+
+#[test]
+fn a_router_that_stops_ends_top_with_an_error_on_a_restored_terminal() {
+    let engines = engines();
+    let gateway = configured("top_lost", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let command = [env!("CARGO_BIN_EXE_wornpath"), "top", "--admin", &admin];
+    let mut terminal = Terminal::run(&command, 24, 80);
+    terminal.wait_for("4 of 4 pods up");
+    drop(gateway);
+    let shown = terminal.end(1);
+    assert!(shown.contains("Error: "), "{shown}");
 }

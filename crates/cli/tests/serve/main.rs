@@ -27,6 +27,7 @@ mod pod_keys;
 mod poison;
 mod predictions;
 mod promises;
+mod proxies;
 mod queue;
 mod recording;
 mod reloads;

@@ -194,6 +194,18 @@ fn no_file_names_a_path_of_a_developers_machine() {
     }
 }
 
+/// A profile inherits the packages of another one too.
+#[test]
+fn the_dist_profile_optimizes_whatever_the_release_profile_does_not() {
+    let manifest: toml::Table = repository::workspace();
+    let packages = |profile: &str| manifest["profile"][profile]["package"].as_table().unwrap();
+    let names = |profile: &str| packages(profile).keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(names("release"), names("dist"));
+    for (name, package) in packages("dist") {
+        assert_eq!(package["opt-level"].as_integer(), Some(3), "{name}");
+    }
+}
+
 /// Without the feature, floats in prompts differ from the engine's. Asked of cargo for the product
 /// alone: the build of a test has the features of all dev-dependencies too, so a test that parses a
 /// float could pass while the product lacks it.

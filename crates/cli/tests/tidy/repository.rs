@@ -104,6 +104,11 @@ pub(crate) fn dependencies(name: &str) -> Vec<String> {
         .collect()
 }
 
+/// The manifest of the workspace.
+pub(crate) fn workspace() -> toml::Table {
+    fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap()
+}
+
 fn manifest(name: &str) -> toml::Table {
     let path = root().join("crates").join(name).join("Cargo.toml");
     fs::read_to_string(path).unwrap().parse().unwrap()

@@ -83,7 +83,9 @@ impl Summary {
 }
 
 impl Percentiles {
-    fn of(mut times: Vec<Duration>) -> Self {
+    /// The percentiles of `times`; all zero if there are none.
+    #[must_use]
+    pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         // The nearest rank: a time that was measured, not an interpolation.
         let at = |share: f64| {

@@ -5,6 +5,7 @@ mod existing_files;
 mod external_sort;
 mod files;
 mod interruptions;
+mod terminal;
 
 use crate::support::engines::Engines;
 use files::{Job, questions};
@@ -134,8 +135,8 @@ fn invalid_input_is_refused_before_anything_is_sent() {
     let output = other.run_at(&["http://user:private@engine"], &["--resume"]);
     assert!(output.error.contains("a user or a password"), "{output:?}");
     assert!(!output.error.contains("private"), "{output:?}");
-    let output = other.run_at(&["https://engine"], &["--resume"]);
-    assert!(output.error.contains("give the CA of its certificate with --ca FILE"), "{output:?}");
+    let output = other.run_at(&["https://engine"], &["--resume", "--ca", "none.pem"]);
+    assert!(output.error.contains("--ca: cannot read none.pem"), "{output:?}");
     let output = other.run_at(&["http://engine:8000/v1"], &["--resume"]);
     assert!(
         output.error.contains("give it without /v1, which requests add: http://engine:8000\n"),
