@@ -7,7 +7,6 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-
 const SEED: u64 = 0x5EED_F022;
 
 #[test]

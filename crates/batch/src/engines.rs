@@ -102,7 +102,7 @@ impl LineDispatch for PlannedPods {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let path = PathAndQuery::from_static(request.interface.path());
-        let call = StepCall { method: Method::POST, path, headers, body };
+        let call = StepCall { method: Method::POST, path, headers, body, asks_usage: false };
         let worker = &self.batches.worker;
         let profile = self.batches.profile.now(worker.gateway());
         let planned = BatchRequest {

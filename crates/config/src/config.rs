@@ -26,7 +26,7 @@ use crate::sections::{
     telemetry, tenants, tls,
 };
 use crate::settings::ModelSettings;
-use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings};
+use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings, StreamUsage};
 use crate::tls::ListenerTls;
 use crate::tokenizers::{TokenizerConfigError, Tokenizers};
 use crate::watch::FileState;
@@ -57,7 +57,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "listen",
     "models",
     "pods",
@@ -75,6 +75,7 @@ const KEYS: [&str; 24] = [
     "retries",
     "breaker",
     "drain",
+    "stream_usage",
     "reveal",
     "credentials",
     "explained",
@@ -86,6 +87,7 @@ const KEYS: [&str; 24] = [
 
 #[rustfmt::skip]
 pub(crate) const TOP: &[Parameter] = &[
+    Parameter::with_default("stream_usage", Takes::OneOf(&["always", "client"]), "always", "`always`: the router asks engines for the token counts of all chat and completion streams (`stream_options.include_usage`), and removes the event with the counts for clients that did not ask. `client`: only clients ask; for other streams the router counts tokens itself, and checks no prediction."),
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: responses carry `x-wornpath-pod` and the reason for the choice."),
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods receive the client's `authorization` header, unless they have a `key_file`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "Time without cache events after which the index entries of a pod count less; after twice that time they count for nothing."),
@@ -366,6 +368,9 @@ fn top_level(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics
     let entry =
         wornpath_yaml::SettingEntry { name: "the configuration", span: root.span, settings: &own };
     let section = Section::read(entry, TOP, &others, &mut diagnostics.problems);
+    if section.or("stream_usage", "always") == "client" {
+        settings.stream_usage = StreamUsage::Client;
+    }
     if section.or("reveal", "nothing") == "pod" {
         settings.reveal = DebugHeaders::Pod;
     }

@@ -43,7 +43,7 @@ pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
     GatewayLimits, IsolationRules, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings,
-    Settings, TelemetrySettings, TenantSettings,
+    Settings, StreamUsage, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

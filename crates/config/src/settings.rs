@@ -62,6 +62,8 @@ pub struct Settings {
     pub retries: BudgetRules,
     /// Shutdown.
     pub drain: Drain,
+    /// Whether engines are asked for the token counts of every stream.
+    pub stream_usage: StreamUsage,
     /// Response headers that name the pod.
     pub reveal: DebugHeaders,
     /// Credentials that pods receive.
@@ -120,6 +122,7 @@ impl Default for Settings {
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
             drain: Drain::default(),
+            stream_usage: StreamUsage::Always,
             reveal: DebugHeaders::Nothing,
             upstream_credentials: Credentials::None,
             explained: 1.0,
@@ -361,6 +364,16 @@ impl Default for Drain {
     fn default() -> Self {
         Self { lame_duck: Duration::from_secs(1), grace: Duration::from_secs(30) }
     }
+}
+
+/// Which engines are asked for the token counts of chat and completion streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StreamUsage {
+    /// All; clients that did not ask do not get the counts.
+    #[default]
+    Always,
+    /// Those of the clients that ask.
+    Client,
 }
 
 /// Response headers that name the pod.

@@ -40,9 +40,15 @@ pub struct StepCall {
     pub path: PathAndQuery,
     /// Headers, without the hop-by-hop ones.
     pub headers: HeaderMap,
-    /// The client's body, byte for byte.
+    /// The client's body, byte for byte but for what the router set in it.
     pub body: Bytes,
+    /// Whether the router added [`STREAM_OPTIONS`] to the body, to learn the token counts of a
+    /// stream.
+    pub asks_usage: bool,
 }
+
+/// The field that asks for the token counts of a stream.
+pub const STREAM_OPTIONS: &str = "stream_options";
 
 /// The address of a pod.
 #[derive(Clone, Debug)]
@@ -80,6 +86,13 @@ const STALE_WITHIN: Duration = Duration::from_millis(100);
 /// A client that gives up sooner says nothing about the endpoint.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Whether the engine of a step is asked for the token counts of a stream that the client did not
+/// ask for.
+pub(crate) fn asks_usage(call: &StepCall, step: &PlanStep, endpoint: &Endpoint) -> bool {
+    let is_prefill = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
+    call.asks_usage && !is_prefill && !endpoint.refuses_usage()
+}
+
 /// The request of a step, with the fields that the step sets in the client's body.
 pub(crate) fn request(
     call: &StepCall,
@@ -87,12 +100,11 @@ pub(crate) fn request(
     target: &Target,
     transfer: &TransferState,
 ) -> Result<Request<Full<Bytes>>, CallError> {
-    let body = if step.mutations.is_empty() {
-        call.body.clone()
-    } else {
-        let edits: Vec<Edit> = transfer::edits(&step.mutations, call.path.path(), transfer);
-        splice(&call.body, &edits)?
-    };
+    let mut edits: Vec<Edit> = transfer::edits(&step.mutations, call.path.path(), transfer);
+    if call.asks_usage && target.endpoint.refuses_usage() {
+        edits.push(Edit::remove(STREAM_OPTIONS));
+    }
+    let body = splice(&call.body, &edits)?;
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = call.method.clone();
     *request.uri_mut() = uri(&call.path, target.endpoint.prefix());
@@ -199,12 +211,27 @@ fn was_stale(error: &hyper::Error, sent_at: Instant) -> bool {
 }
 
 async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Connection, CallError> {
-    let limit = timeouts.connect.min(timeouts.total);
     let policy_epoch = endpoint.policy_epoch();
-    let connecting = tokio::time::timeout(limit, endpoint.connect()).await;
-    let stream =
-        connecting.map_err(|_| CallError::ConnectTimeout(limit))?.map_err(CallError::Connect)?;
+    let limit = timeouts.connect.min(timeouts.total);
+    let stream = within(limit, endpoint.connect()).await?;
     Connection::open(stream, policy_epoch).await.map_err(CallError::Broken)
+}
+
+/// Connects to an endpoint and closes the connection, without TLS and without a request: it costs
+/// little, and engines log nothing.
+///
+/// # Errors
+/// If nothing accepts the connection within the time.
+pub async fn check_connection(endpoint: &Endpoint, limit: Duration) -> Result<(), CallError> {
+    within(limit, endpoint.connect_tcp()).await.map(drop)
+}
+
+async fn within<T>(
+    limit: Duration,
+    connecting: impl Future<Output = std::io::Result<T>>,
+) -> Result<T, CallError> {
+    let connected = tokio::time::timeout(limit, connecting).await;
+    connected.map_err(|_| CallError::ConnectTimeout(limit))?.map_err(CallError::Connect)
 }
 
 async fn send(

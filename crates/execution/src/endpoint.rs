@@ -13,9 +13,10 @@ use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
@@ -107,6 +108,15 @@ pub enum EndpointError {
     Forbidden(#[from] EgressDenied),
 }
 
+/// Whether an engine can be asked for the token counts of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum UsageSupport {
+    Unknown,
+    Accepted,
+    /// It refuses requests that ask, and answers the same requests without.
+    Refused,
+}
+
 /// One engine's address.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -129,6 +139,7 @@ pub struct Endpoint {
     breaker: Mutex<CircuitBreaker>,
     /// Whether the breaker has state to clear: if not, a success costs one load.
     is_troubled: AtomicBool,
+    usage_support: AtomicU8,
     created: Instant,
     /// The last activity, in milliseconds since `created`, plus one; zero if there was none.
     last_activity_ms: AtomicU64,
@@ -173,6 +184,7 @@ impl Endpoint {
             key: ArcSwapOption::empty(),
             breaker: Mutex::new(CircuitBreaker::new(rules)),
             is_troubled: AtomicBool::new(false),
+            usage_support: AtomicU8::new(UsageSupport::Unknown as u8),
             created: Instant::now(),
             last_activity_ms: AtomicU64::new(0),
             pod_state: Mutex::default(),
@@ -243,6 +255,21 @@ impl Endpoint {
             headers.remove("x-api-key");
             headers.insert(AUTHORIZATION, HeaderValue::clone(key));
         }
+    }
+
+    /// Whether the engine refuses requests that ask for the token counts of a stream.
+    #[must_use]
+    pub fn refuses_usage(&self) -> bool {
+        self.usage_support.load(Relaxed) == UsageSupport::Refused as u8
+    }
+
+    /// Whether the engine has answered a request that asked for the token counts of a stream.
+    pub(crate) fn accepts_usage(&self) -> bool {
+        self.usage_support.load(Relaxed) == UsageSupport::Accepted as u8
+    }
+
+    pub(crate) fn set_usage_support(&self, support: UsageSupport) {
+        self.usage_support.store(support as u8, Relaxed);
     }
 
     /// Another port of the same host, called without TLS.
@@ -318,6 +345,12 @@ impl Endpoint {
         self.last_activity_ms.load(Relaxed) > self.millis(then)
     }
 
+    /// The same for the last moments.
+    #[must_use]
+    pub fn was_active_within(&self, time: Duration) -> bool {
+        Instant::now().checked_sub(time).is_some_and(|then| self.was_active_since(then))
+    }
+
     fn millis(&self, then: Instant) -> u64 {
         u64::try_from(then.duration_since(self.created).as_millis()).unwrap_or(u64::MAX - 1)
     }
@@ -388,18 +421,24 @@ impl Endpoint {
     }
 
     pub(crate) async fn connect(&self) -> std::io::Result<Socket> {
-        let policy = self.egress_policy();
-        let stream = match self.address {
-            Some(address) => policy.connect([address]).await?,
-            None => policy.connect(self.resolve().await?).await?,
-        };
+        let stream = self.connect_tcp().await?;
         stream.set_nodelay(true)?;
         let Some(own_name) = &self.server_name else { return Ok(Socket::Plain(stream)) };
+        let policy = self.egress_policy();
         let no_ca = || std::io::Error::other("no CA for the pod's certificate; set `pod_tls`");
         let tls = policy.tls.as_ref().ok_or_else(no_ca)?;
         let name = tls.server_name.as_ref().unwrap_or(own_name).clone();
         let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
         Ok(Socket::Tls(Box::new(stream)))
+    }
+
+    /// A connection without TLS.
+    pub(crate) async fn connect_tcp(&self) -> std::io::Result<TcpStream> {
+        let policy = self.egress_policy();
+        match self.address {
+            Some(address) => policy.connect([address]).await,
+            None => policy.connect(self.resolve().await?).await,
+        }
     }
 
     /// The addresses of its name. While the name servers fail, the cached ones: that says nothing

@@ -11,10 +11,10 @@ mod multi_step;
 
 use crate::breaker::CallOutcome;
 use crate::call::{
-    CallOptions, CancelledBy, InFlight, StepCall, Target, call, is_retryable, may_have_computed,
-    outcome, request, step_timeouts,
+    CallOptions, CancelledBy, InFlight, StepCall, Target, asks_usage, call, is_retryable,
+    may_have_computed, outcome, request, step_timeouts,
 };
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, UsageSupport};
 use crate::failure::{CallError, CallFailure};
 use crate::poison::RequestFingerprint;
 use crate::response::EngineResponse;
@@ -22,6 +22,7 @@ use crate::retry::{Producer, RetryDecision, RetryState, is_lease_valid};
 use crate::timeouts::coarse_deadline;
 use crate::transfer::{TransferState, reports_failed_load};
 use bytes::Bytes;
+use hyper::StatusCode;
 use kv_handover::{KvHeld, check_load};
 use multi_step::{ConcurrentSteps, StepHalt, unless_one_fails};
 use std::future::poll_fn;
@@ -97,6 +98,8 @@ pub struct PlanResponse {
     pub prefill: Option<Box<PrefillResult>>,
     /// The fingerprint of the request.
     pub request: RequestFingerprint,
+    /// Whether the response has token counts that the client did not ask for.
+    pub has_extra_usage: bool,
 }
 
 /// The result of a prefill step. The decode engine counts all that it loaded as cached, so only the
@@ -154,6 +157,8 @@ struct PlanExecution<'a, R> {
     /// The step whose KV cache the current step loads.
     producer: Option<Producer>,
     is_degraded: bool,
+    /// Whether the last request asked for token counts that the client did not ask for.
+    has_asked_usage: bool,
     /// Failures that count against their endpoint if another one answers the request.
     unconfirmed: Vec<UnconfirmedFailure>,
 }
@@ -186,6 +191,7 @@ pub async fn execute<R: Router>(
         prefill: None,
         producer: None,
         is_degraded: false,
+        has_asked_usage: false,
         unconfirmed: Vec::new(),
     };
     let mut plan = plan;
@@ -331,7 +337,8 @@ impl<R: Router> PlanExecution<'_, R> {
         let target = self.router.target(pod).ok_or(CallError::PodGone)?;
         let request = request(self.call, step, &target, &self.transfer)
             .inspect_err(|_never_sent| self.withdraw(step))?;
-        let endpoint = target.endpoint;
+        let endpoint = Arc::clone(&target.endpoint);
+        self.has_asked_usage = asks_usage(self.call, step, &endpoint);
         let traced_since = self.router.call_started();
         let in_flight =
             InFlight::begin(&endpoint, self.options.request, self.router.now(), cancelled_by);
@@ -345,6 +352,12 @@ impl<R: Router> PlanExecution<'_, R> {
             }
         };
         // Boxed, because it is rare: it must not swell the state of every request.
+        let result = match result {
+            Ok(answer) if self.has_asked_usage && !endpoint.accepts_usage() => {
+                Box::pin(self.check_usage(step, &target, answer)).await
+            }
+            result => result,
+        };
         let result = match result {
             Ok(answer)
                 if self.producer.is_some()
@@ -380,6 +393,37 @@ impl<R: Router> PlanExecution<'_, R> {
             answer.body.mark_client_traffic();
             (answer, endpoint)
         })
+    }
+
+    /// Notes whether the engine accepts that it is asked for token counts. If it refuses the
+    /// request, the request is sent again without: the client did not ask.
+    async fn check_usage(
+        &mut self,
+        step: &PlanStep,
+        target: &Target,
+        answer: EngineResponse,
+    ) -> Result<EngineResponse, CallError> {
+        let endpoint = &target.endpoint;
+        match answer.head.status {
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {}
+            status => {
+                if status.is_success() {
+                    endpoint.set_usage_support(UsageSupport::Accepted);
+                }
+                return Ok(answer);
+            }
+        }
+        drop(answer);
+        endpoint.set_usage_support(UsageSupport::Refused);
+        self.has_asked_usage = false;
+        let timeouts = step_timeouts(self.options, step);
+        let request = request(self.call, step, target, &self.transfer)?;
+        let again = call(endpoint, self.options.worker, request, timeouts).await;
+        if !again.as_ref().is_ok_and(|answer| answer.head.status.is_success()) {
+            // It refused the request itself.
+            endpoint.set_usage_support(UsageSupport::Unknown);
+        }
+        again
     }
 
     /// The request, if it may be to blame for a failure.
@@ -493,6 +537,7 @@ impl<R: Router> PlanExecution<'_, R> {
             is_degraded: self.is_degraded,
             prefill: self.prefill.clone(),
             request: self.options.request,
+            has_extra_usage: self.has_asked_usage,
         }
     }
 

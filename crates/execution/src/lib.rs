@@ -25,7 +25,7 @@ mod timeouts;
 mod transfer;
 
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
-pub use call::{CallOptions, StepCall, Target, call};
+pub use call::{CallOptions, STREAM_OPTIONS, StepCall, Target, call, check_connection};
 pub use connection::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber, limit_idle_connections};

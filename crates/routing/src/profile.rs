@@ -83,6 +83,18 @@ impl Profile {
         context.slots.read(self.blocks.as_ref()?)
     }
 
+    /// The tokens of a prepared prompt, if the profile tokenizes prompts and this one was tokenized
+    /// to its end.
+    ///
+    /// # Panics
+    /// If another profile made the context.
+    #[must_use]
+    pub fn prompt_length(&self, context: &RoutingContext) -> Option<u64> {
+        self.assert_owns(context);
+        let tokens = context.slots.read(self.tokens.as_ref()?)?;
+        context.untokenized().is_none().then_some(tokens.0.len() as u64)
+    }
+
     /// Runs the preparers, once for each request. Needs no pods, and may take long: tokenization.
     ///
     /// # Errors

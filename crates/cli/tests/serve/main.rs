@@ -35,6 +35,7 @@ mod reloads;
 mod reports;
 mod sockets;
 mod stalled_bodies;
+mod stream_usage;
 #[cfg(debug_assertions)]
 mod stuck;
 #[path = "../support/mod.rs"]

@@ -70,6 +70,11 @@ impl Engine {
         self.bodies.lock().unwrap().len()
     }
 
+    /// The bodies of all requests.
+    pub(crate) fn bodies(&self) -> Vec<String> {
+        self.bodies.lock().unwrap().clone()
+    }
+
     /// The number of requests that named a pod to load KV cache from.
     pub(crate) fn load_requests(&self) -> usize {
         let bodies = self.bodies.lock().unwrap();

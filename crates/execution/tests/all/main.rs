@@ -5,6 +5,7 @@
 mod connections;
 mod engine;
 mod kv_load;
+mod usage;
 mod world;
 
 use engine::{ANSWERS, Act};

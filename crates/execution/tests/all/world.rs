@@ -70,6 +70,7 @@ pub(crate) struct World {
     pub(crate) budget: RetryBudget,
     pub(crate) timeouts: Timeouts,
     pub(crate) body: &'static str,
+    pub(crate) asks_usage: bool,
     /// The fingerprint of all requests; none if each is another request.
     pub(crate) request: Option<u64>,
     pub(crate) poison: PoisonRequests,
@@ -98,6 +99,7 @@ impl World {
             budget: RetryBudget::new(BudgetRules::default(), START),
             timeouts: Timeouts::default(),
             body: "{}",
+            asks_usage: false,
             request: None,
             poison: PoisonRequests::new(1),
             runs: AtomicU64::new(0),
@@ -123,6 +125,7 @@ impl World {
             path: "/v1/completions".parse().unwrap(),
             headers: HeaderMap::new(),
             body: Bytes::from_static(self.body.as_bytes()),
+            asks_usage: self.asks_usage,
         };
         let options = CallOptions {
             budget: RetryBudgets { router: &self.budget, tenant: None },

@@ -21,6 +21,10 @@ impl Dialect for Chat {
         true
     }
 
+    fn reports_usage_on_request(&self) -> bool {
+        true
+    }
+
     fn renders_numbers(&self) -> bool {
         true
     }

@@ -20,6 +20,10 @@ impl Dialect for Completions {
         true
     }
 
+    fn reports_usage_on_request(&self) -> bool {
+        true
+    }
+
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
         parse_prompt(fields.remove("prompt"))
     }

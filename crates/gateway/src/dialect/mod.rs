@@ -86,6 +86,12 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
+    /// Whether engines report the token counts of a stream only to requests that ask for them by
+    /// `stream_options`.
+    fn reports_usage_on_request(&self) -> bool {
+        false
+    }
+
     /// Whether token counts are valid only in the last event of a complete stream.
     fn counts_only_at_the_end(&self) -> bool {
         false

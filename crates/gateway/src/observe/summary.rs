@@ -74,6 +74,10 @@ pub struct RequestSummary {
     pub usage: Usage,
     /// The pod that computed the prompt, if another one answered.
     pub computed: Option<Box<Computed>>,
+    /// Tokens of the prompt by the router's own tokenizer, if it tokenized it.
+    pub tokenized: Option<u64>,
+    /// Events of the response before the end marker, if it was a stream.
+    pub events: Option<u64>,
     /// Chunks of the response; in a stream, about one per token.
     pub pieces: u64,
     /// The shape of the prompt without its text, if traffic is recorded.
@@ -104,6 +108,8 @@ impl RequestSummary {
             speculative: None,
             usage: Usage::default(),
             computed: None,
+            tokenized: None,
+            events: None,
             pieces: 0,
             traffic: None,
             trace: None,
@@ -112,6 +118,17 @@ impl RequestSummary {
 }
 
 impl RequestSummary {
+    /// The token counts of a generated response whose engine reported none, as the router counted
+    /// them: the prompt by its own tokenizer, and one token per event of a stream.
+    #[must_use]
+    pub fn counted(&self) -> Usage {
+        let is_reported = self.usage.prompt_tokens.or(self.usage.output_tokens).is_some();
+        if is_reported || !self.api.generates() || !(200..300).contains(&self.status) {
+            return Usage::default();
+        }
+        Usage { prompt_tokens: self.tokenized, cached_tokens: None, output_tokens: self.events }
+    }
+
     /// The pod that computed the prompt, and its token counts. A decode pod reports a transferred
     /// prefix as cached, which says nothing about a prefix cache.
     #[must_use]

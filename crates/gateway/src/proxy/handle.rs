@@ -10,14 +10,14 @@ use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
 use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
-use crate::proxy::ingress::replace_alias;
-use crate::proxy::ingress::{self, Arrival, Ingress};
+use crate::proxy::ingress::{self, Arrival, Ingress, replace_alias};
 use crate::proxy::isolation::isolate;
 use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::multi_step;
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
 use crate::proxy::relay::respond;
+use crate::proxy::stream_usage::ask_for_usage;
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -126,6 +126,7 @@ async fn run_stages(
     set_engine_priority(&body, &mut call, &settings)?;
     isolate(&mut body, &mut call, &settings)?;
     let fingerprint = refuse_poison(gateway, &call)?;
+    ask_for_usage(summary.api, &body, &mut call, settings.stream_usage);
     let routes = gateway.routes();
     let tenant = body.request.tenant.as_ref();
     let (name, profile) = routes.profile(call.path.path(), &body.request.model.base, tenant);
@@ -142,6 +143,7 @@ async fn run_stages(
     if context.untokenized().is_some() {
         summary.predicted_tokens = None;
     }
+    summary.tokenized = profile.prompt_length(&context);
     summary.traffic = gateway.recorder().prompt_shape(profile, &context, arrived);
     let decided = decide(worker, profile, context, work.length, &mut trace).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;

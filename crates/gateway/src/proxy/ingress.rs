@@ -89,7 +89,8 @@ pub(crate) async fn receive<'a>(
     if settings.upstream_credentials == Credentials::None {
         headers::strip_credentials(&mut parts.headers);
     }
-    let call = StepCall { method: parts.method, path, headers: parts.headers, body: bytes };
+    let headers = parts.headers;
+    let call = StepCall { method: parts.method, path, headers, body: bytes, asks_usage: false };
     Ok(Ingress { tenant, permit, call, reservation, routing_headers })
 }
 

@@ -5,6 +5,7 @@
 //! | ingress | `ingress`, `body` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
+//! | usage | `stream_usage` | asks for the token counts of a stream |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
@@ -35,6 +36,7 @@ pub mod parse;
 mod prepare;
 pub mod relay;
 mod sender;
+mod stream_usage;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;
 pub mod worker;

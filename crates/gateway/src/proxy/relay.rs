@@ -12,6 +12,7 @@ use crate::observe::summary::Speculative;
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
+use crate::proxy::stream_usage::UsageFilter;
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -82,6 +83,11 @@ pub(crate) fn respond(
         response_head.headers.insert(headers::DEGRADED, HeaderValue::from_static("true"));
     }
     let end_marker = EndMarker::of(summary.api, &response_head.headers);
+    let is_filtered = response.has_extra_usage && matches!(end_marker, EndMarker::Event(_));
+    if is_filtered {
+        // The client gets less than that.
+        response_head.headers.remove(CONTENT_LENGTH);
+    }
     let framing = if ends_by_closing { BodyFraming::Close } else { BodyFraming::Delimited };
     let open = OpenResponse {
         step: response.step,
@@ -92,7 +98,8 @@ pub(crate) fn respond(
         arrived,
         request: response.request,
     };
-    let relay = Relay::new(response.answer.body, framing, end_marker, open);
+    let mut relay = Relay::new(response.answer.body, framing, end_marker, open);
+    relay.filter = is_filtered.then(UsageFilter::default);
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
 }
 
@@ -138,6 +145,10 @@ pub(crate) struct Relay {
     /// The number of the next event, where events are numbered.
     next_number: u64,
     scan: UsageScan,
+    /// Events that have passed, if it is a stream.
+    events: Option<u64>,
+    /// Removes the token counts that the client did not ask for.
+    filter: Option<UsageFilter>,
     /// Taken when the answer has ended.
     open: Option<OpenResponse>,
 }
@@ -187,6 +198,8 @@ impl Relay {
             is_between_events: true,
             next_number: 0,
             scan: UsageScan::default(),
+            events: dialect.map(|_| 0),
+            filter: None,
             open: Some(open),
         };
         if relay.body.is_end_stream() && !relay.lacks_end() {
@@ -197,8 +210,10 @@ impl Relay {
 
     /// Accounts for the bytes that pass.
     fn observe(&mut self, data: &Bytes) {
-        self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
+        if let Some(events) = &mut self.events {
+            *events += count_events(data);
+        }
         if self.numbers_events {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
@@ -236,7 +251,20 @@ impl Relay {
             return self.on_error(CallError::Unfinished);
         }
         self.end(RequestEnd::Whole);
-        Poll::Ready(None)
+        let rest = self.filter.take().map(|mut filter| filter.rest());
+        Poll::Ready(rest.filter(|rest| !rest.is_empty()).map(|rest| Ok(Frame::data(rest))))
+    }
+
+    /// What the client gets of a chunk.
+    fn pass_on(&mut self, data: Bytes) -> Bytes {
+        let data = match &mut self.filter {
+            Some(filter) => filter.filter(data),
+            None => data,
+        };
+        if !data.is_empty() {
+            self.is_between_events = data.ends_with(b"\n\n");
+        }
+        data
     }
 
     /// Whether only the last event shows that a stream is complete, and it has not come.
@@ -281,6 +309,8 @@ impl Relay {
         if end == RequestEnd::Whole || !summary.api.dialect().counts_only_at_the_end() {
             summary.usage = std::mem::take(&mut self.scan).usage();
         }
+        let ends = u64::from(self.stream_end.has_come());
+        summary.events = self.events.map(|events| events.saturating_sub(ends));
         if let (Some(load), EndMarker::Disconnect, Some(tokens)) =
             (&mut step.reservation, self.end_marker, summary.usage.output_tokens)
         {
@@ -304,6 +334,13 @@ impl Relay {
     }
 }
 
+/// The blank lines in a chunk, each of which ends an event.
+fn count_events(data: &[u8]) -> u64 {
+    let pairs = memchr::memmem::find_iter(data, b"\n\n").count();
+    let others = if pairs == 0 { memchr::memmem::find_iter(data, b"\r\n\r\n").count() } else { 0 };
+    (pairs + others) as u64
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         self.end(RequestEnd::ClientLeft);
@@ -319,27 +356,37 @@ impl Body for Relay {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let relay = self.get_mut();
-        match Pin::new(&mut relay.body).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => {
-                if let Some(data) = frame.data_ref() {
-                    relay.observe(data);
+        loop {
+            let frame = match Pin::new(&mut relay.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(Some(Err(error))) => return relay.on_error(error),
+                Poll::Ready(None) => return relay.on_close(),
+                Poll::Pending => return Poll::Pending,
+            };
+            let frame = match frame.into_data() {
+                Ok(data) => {
+                    relay.observe(&data);
+                    Frame::data(relay.pass_on(data))
                 }
-                if relay.body.is_end_stream() && relay.framing == BodyFraming::Delimited {
-                    relay.end(RequestEnd::Whole);
-                }
-                Poll::Ready(Some(Ok(frame)))
+                Err(trailers) => trailers,
+            };
+            if relay.body.is_end_stream() && relay.framing == BodyFraming::Delimited {
+                relay.end(RequestEnd::Whole);
             }
-            Poll::Ready(Some(Err(error))) => relay.on_error(error),
-            Poll::Ready(None) => relay.on_close(),
-            Poll::Pending => Poll::Pending,
+            if relay.filter.is_none() || frame.data_ref().is_none_or(|data| !data.is_empty()) {
+                return Poll::Ready(Some(Ok(frame)));
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.open.is_none() && self.body.is_end_stream()
+        self.open.is_none() && self.body.is_end_stream() && self.filter.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match self.filter {
+            Some(_) => SizeHint::default(),
+            None => self.body.size_hint(),
+        }
     }
 }

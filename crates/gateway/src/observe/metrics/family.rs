@@ -54,10 +54,10 @@ families! {
         "Time from the request's arrival to the last byte of its response.";
     FIRST_BYTE_SECONDS = Histogram "wornpath_first_byte_seconds" ["profile", "pod"]
         "Time from the request's arrival to the first byte of its response.";
-    PROMPT_TOKENS = Counter "wornpath_prompt_tokens_total" ["profile", "pod"]
-        "Prompt tokens, as counted by the engine.";
-    OUTPUT_TOKENS = Counter "wornpath_output_tokens_total" ["profile", "pod"]
-        "Generated tokens, as counted by the engine.";
+    PROMPT_TOKENS = Counter "wornpath_prompt_tokens_total" ["profile", "pod", "source"]
+        "Prompt tokens, as counted by the `engine`, or by the `router` for responses in which the engine reported none.";
+    OUTPUT_TOKENS = Counter "wornpath_output_tokens_total" ["profile", "pod", "source"]
+        "Generated tokens, as counted by the `engine`, or by the `router` (events of the stream) for streams in which the engine reported none.";
     TOLD_TOKENS = Counter "wornpath_prompt_tokens_told_total" ["profile", "pod"]
         "Prompt tokens of the responses that reported cached tokens, by the pod that computed the prompt (with disaggregated prefill, the prefill pod).";
     CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]

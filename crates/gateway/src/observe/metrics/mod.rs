@@ -88,6 +88,9 @@ struct PodCounters {
     first_byte: Histogram,
     prompt_tokens: AtomicU64,
     output_tokens: AtomicU64,
+    /// Where the engine reported none.
+    own_prompt_tokens: AtomicU64,
+    own_output_tokens: AtomicU64,
     /// Prompt tokens of the responses that reported cached tokens.
     reported: AtomicU64,
     cached: AtomicU64,
@@ -314,9 +317,18 @@ impl Metrics {
         each(page, family::FIRST_BYTE_SECONDS, &|family, labels, counters| {
             family.histogram(labels, &counters.first_byte);
         });
-        let counters: [(Family, Counter); 12] = [
-            (family::PROMPT_TOKENS, |counters| &counters.prompt_tokens),
-            (family::OUTPUT_TOKENS, |counters| &counters.output_tokens),
+        let tokens: [(Family, Counter, Counter); 2] = [
+            (family::PROMPT_TOKENS, |all| &all.prompt_tokens, |all| &all.own_prompt_tokens),
+            (family::OUTPUT_TOKENS, |all| &all.output_tokens, |all| &all.own_output_tokens),
+        ];
+        for (family, engine, router) in tokens {
+            each(page, family, &|family, labels, counters| {
+                for (source, counter) in [("engine", engine), ("router", router)] {
+                    family.value(&[labels, &[source]].concat(), counter(counters).load(Relaxed));
+                }
+            });
+        }
+        let counters: [(Family, Counter); 10] = [
             (family::TOLD_TOKENS, |counters| &counters.reported),
             (family::CACHED_TOKENS, |counters| &counters.cached),
             (family::PREDICTED_TOKENS, |counters| &counters.predicted),
@@ -370,6 +382,9 @@ impl PodCounters {
         let usage = record.usage;
         add(&self.prompt_tokens, usage.prompt_tokens.unwrap_or(0));
         add(&self.output_tokens, usage.output_tokens.unwrap_or(0));
+        let own = record.counted();
+        add(&self.own_prompt_tokens, own.prompt_tokens.unwrap_or(0));
+        add(&self.own_output_tokens, own.output_tokens.unwrap_or(0));
         add(&self.retries, u64::from(record.retries));
         add(&self.degraded, u64::from(record.is_degraded));
     }

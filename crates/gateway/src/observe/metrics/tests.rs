@@ -41,7 +41,7 @@ fn a_request_counts_under_its_profile_and_its_pod() {
         r#"wornpath_request_seconds_bucket{profile="cache-aware",pod="a",le="0.05"} 2"#,
         r#"wornpath_request_seconds_bucket{profile="cache-aware",pod="a",le="0.025"} 0"#,
         r#"wornpath_first_byte_seconds_count{profile="cache-aware",pod="a"} 2"#,
-        r#"wornpath_prompt_tokens_total{profile="cache-aware",pod="a"} 200"#,
+        r#"wornpath_prompt_tokens_total{profile="cache-aware",pod="a",source="engine"} 200"#,
         r#"wornpath_prompt_tokens_told_total{profile="cache-aware",pod="a"} 200"#,
         r#"wornpath_cached_tokens_total{profile="cache-aware",pod="a"} 96"#,
         r#"wornpath_cached_tokens_predicted_total{profile="cache-aware",pod="a"} 64"#,
