@@ -102,6 +102,12 @@ impl RouteTable {
         (name, profile)
     }
 
+    /// Whether the pattern of a route is for paths below this root, and matches the path.
+    pub(crate) fn names(&self, root: &str, path: &str) -> bool {
+        let mut patterns = self.routes.iter().filter_map(|(route, _)| route.path.as_ref());
+        patterns.any(|pattern| pattern.starts_with(root) && is_path(pattern, path))
+    }
+
     /// All profiles with their names, in the order of the configuration.
     #[must_use]
     pub fn profiles(&self) -> &[(Name, Arc<Profile>)] {

@@ -15,6 +15,7 @@ mod flood;
 mod full_caches;
 mod kv_load;
 mod long_prompts;
+mod models;
 mod openapi;
 mod overload;
 mod pairs;

@@ -171,6 +171,21 @@ impl FleetSnapshot {
         }
     }
 
+    /// The names that clients can use, if one of them is needed and `name` is none: it is missing
+    /// and there are several models, or no pod can serve it.
+    pub(crate) fn available_instead(&self, name: &str) -> Option<Vec<&str>> {
+        let is_needed = if name.is_empty() {
+            self.context_limits.len() > 1
+        } else {
+            let has_reported = |entry: &PodEntry| !entry.pod.facts().models.is_empty();
+            let is_known = self.names.contains_key(name) || self.names.is_empty();
+            !is_known && self.entries.iter().all(has_reported)
+        };
+        let mut names: Vec<&str> = self.names.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        is_needed.then_some(names)
+    }
+
     /// Whether a name is known: only such a name may appear in metrics and logs.
     pub(crate) fn knows(&self, name: &Name) -> bool {
         self.names.contains_key(name.as_str())

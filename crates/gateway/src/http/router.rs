@@ -78,8 +78,24 @@ async fn respond_locally(
     }
     match worker.gateway.local_api().filter(|api| api.serves(request.uri().path())) {
         Some(api) => Ok(Arc::clone(api).respond(request, address).await),
+        None if is_for_batches(worker, request.uri().path()) => Ok(no_batches()),
         None => Err(request),
     }
+}
+
+/// Whether a path is of the files and batches API, which no engine gets unless a route names it.
+fn is_for_batches(worker: &Worker, path: &str) -> bool {
+    let is_below = |root: &&str| {
+        path.strip_prefix(*root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let root = ["/v1/files", "/v1/batches"].into_iter().find(is_below);
+    root.is_some_and(|root| !worker.gateway.routes().names(root, path))
+}
+
+fn no_batches() -> Response<ClientReply> {
+    let message = "this gateway does not serve files and batches; \
+                   its operator can start it with `wornpath serve --batches FOLDER`";
+    ErrorResponse::new(StatusCode::NOT_FOUND, message.to_owned()).response(Api::OTHER)
 }
 
 /// Liveness: whether all threads make progress. Takes no lock that a stuck thread could hold.

@@ -10,7 +10,7 @@ use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
 use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
-use crate::proxy::ingress::{self, Arrival, Ingress, replace_alias};
+use crate::proxy::ingress::{self, Arrival, Ingress, check_model, replace_alias};
 use crate::proxy::isolation::isolate;
 use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::multi_step;
@@ -117,6 +117,7 @@ async fn run_stages(
     if snapshot.may_yet_serve(&body.model) {
         snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&body.model)).await;
     }
+    check_model(summary.api, &body.model, &snapshot)?;
     body.request.model = snapshot.model(&body.model);
     body.request.arrival = arrived;
     body.request.wall = unix_time();

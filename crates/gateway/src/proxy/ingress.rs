@@ -5,6 +5,7 @@
 //! client costs no memory: its key, its path, and the quota of its tenant, whose permit is held from
 //! then on. Encoded bodies are refused, because routing would have to decode them.
 
+use crate::dialect::Api;
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::TraceContext;
 use crate::proxy::body::{self, BodyError, BodyRules, BodySender, ReceivedBody, discard};
@@ -92,6 +93,34 @@ pub(crate) async fn receive<'a>(
     let headers = parts.headers;
     let call = StepCall { method: parts.method, path, headers, body: bytes, asks_usage: false };
     Ok(Ingress { tenant, permit, call, reservation, routing_headers })
+}
+
+/// Names of models in an error message.
+const LISTED_MODELS: usize = 20;
+
+/// Refuses a request that names no model where several are served, or one that none serves.
+pub(crate) fn check_model(
+    api: Api,
+    name: &str,
+    snapshot: &FleetSnapshot,
+) -> Result<(), ErrorResponse> {
+    if !api.dialect().is_known() {
+        return Ok(());
+    }
+    let Some(available) = snapshot.available_instead(name) else { return Ok(()) };
+    let listed = available.iter().take(LISTED_MODELS).map(|name| format!("`{name}`"));
+    let mut list = listed.collect::<Vec<_>>().join(", ");
+    if available.len() > LISTED_MODELS {
+        let more = available.len() - LISTED_MODELS;
+        list += &format!(" and {more} more (GET /v1/models)");
+    }
+    Err(match name {
+        "" => ErrorResponse::bad(format!("`model` is missing; available: {list}")),
+        name => {
+            let message = format!("the model `{name}` does not exist; available: {list}");
+            ErrorResponse::new(StatusCode::NOT_FOUND, message)
+        }
+    })
 }
 
 /// What the head of an accepted request says.
