@@ -24,6 +24,29 @@ fn a_pod_that_refuses_connections_costs_no_request() {
 }
 
 #[test]
+fn a_pod_that_dies_without_requests_is_down_within_seconds_with_and_without_events() {
+    let engines = Engines::start(&["--engines", "2", "--model", "m"]);
+    let [with, without] = [0, 1].map(|at| &engines.engines[at]);
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes}}]\npods:\n  - {{name: with, url: \"http://{}\", events: [\"zmq://{}\"]}}\n  \
+         - {{name: without, url: \"http://{}\"}}\n",
+        with.http, with.events, without.http
+    );
+    let gateway = Gateway::configured("idle_death", &text, 2);
+    let is_down =
+        |pod: &str| gateway.ask("GET", &format!("/pods/{pod}"), "").json()["breaker"] == "open";
+    assert!(!is_down("with") && !is_down("without"));
+    let died = Instant::now();
+    engines.control("POST", "/engines/0/crash", "");
+    engines.control("POST", "/engines/1/crash", "");
+    eventually("both are down", || is_down("with") && is_down("without"));
+    let took = died.elapsed();
+    println!("down after {took:?}");
+    // Two seconds, and the time of a busy machine; its models are queried every 30 s.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
 fn a_killed_pod_is_down_for_operators_and_a_busy_one_is_not() {
     let engines = Engines::start(&["--engines", "2"]);
     let gateway =

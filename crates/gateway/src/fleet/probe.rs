@@ -1,5 +1,5 @@
-//! The probe loop: probes pods whose circuit breaker is open, discovers the models that pods serve,
-//! and updates the trust in their cache events.
+//! The probe loop: probes pods whose circuit breaker is open, connects to those without requests,
+//! discovers the models that pods serve, and updates the trust in their cache events.
 
 use crate::fleet::alerts::{BreakerAlerts, EventAlert, EventAlerts};
 use crate::fleet::registry::{PodRegistry, lock};
@@ -20,6 +20,7 @@ use wornpath_config::Credentials;
 use wornpath_events::{FeedState, PodStatus, Resumed};
 use wornpath_execution::{
     BreakerRules, CallError, CallOutcome, EgressPolicy, Endpoint, Timeouts, WorkerNumber, call,
+    check_connection,
 };
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
@@ -29,6 +30,10 @@ const TICK: Duration = Duration::from_millis(50);
 const MODELS_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval between probes of a pod whose breaker is open.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between two connections to a pod, to see whether it is there; longer in fleets of more
+/// than [`CHECKS_PER_SECOND`] pods.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECKS_PER_SECOND: u32 = 200;
 /// Interval between model queries to a pod that is down.
 const MODELS_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two checks for idle connections to close.
@@ -55,6 +60,7 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
     let mut probed = LastRuns::default();
     let mut queried = LastRuns::default();
     let mut idle_checked = LastRuns::default();
+    let mut connected = LastRuns::default();
     let mut known = registry.snapshot();
     let mut tasks = JoinSet::new();
     let logged = Arc::<LoggedFailures>::default();
@@ -71,6 +77,7 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
             probed.retain(|url, _| urls.contains(url.as_str()));
             queried.retain(|url, _| urls.contains(url.as_str()));
             idle_checked.retain(|url, _| urls.contains(url.as_str()));
+            connected.retain(|url, _| urls.contains(url.as_str()));
             known = Arc::clone(&snapshot);
         }
         for entry in snapshot.entries() {
@@ -83,6 +90,14 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
                 tasks.spawn(named("pod probe", probe));
             }
             let is_down = entry.cards.is_empty() || entry.pod.state().health() == Health::Down;
+            let interval = check_interval(snapshot.entries().len());
+            if !is_down
+                && !endpoint.was_active_within(interval)
+                && is_due(&mut connected, endpoint, now, interval)
+            {
+                let check = check_pod(Arc::clone(registry), entry.clone());
+                tasks.spawn(named("connection check", check));
+            }
             let interval = if is_down { MODELS_RETRY_INTERVAL } else { MODELS_INTERVAL };
             if is_due(&mut queried, endpoint, now, interval) {
                 let discovery =
@@ -92,7 +107,15 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
         }
         let events = registry.events().status(now);
         update_trust(registry, &events, now);
-        event_alerts.update(&events, now).into_iter().for_each(EventAlert::log);
+        for alert in event_alerts.update(&events, now) {
+            if let EventAlert::Unreachable { pod, .. } = alert
+                && let Some(entry) = snapshot.named(pod)
+            {
+                // Its engine may be gone too.
+                connected.remove(entry.endpoint.url());
+            }
+            alert.log();
+        }
         breaker_alerts.update(&snapshot);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
@@ -132,6 +155,34 @@ fn is_due(runs: &mut LastRuns, endpoint: &Endpoint, now: Moment, interval: Durat
     }
     runs.insert(endpoint.url().to_owned(), now);
     true
+}
+
+/// The interval between two connections to a pod of a fleet of so many.
+fn check_interval(pods: usize) -> Duration {
+    let pods = u32::try_from(pods).unwrap_or(u32::MAX);
+    CHECK_INTERVAL.max(Duration::from_secs(1) * pods / CHECKS_PER_SECOND)
+}
+
+/// Whether the pod still accepts connections: one without requests would otherwise stay up until
+/// its models are queried again.
+async fn check_pod(registry: Arc<PodRegistry>, entry: PodEntry) {
+    if let Err(error) = check_connection(&entry.endpoint, TIMEOUTS.connect).await {
+        record_unreachable(&registry, &entry, &error);
+    }
+}
+
+/// A pod could not be called. A connect timeout alone does not open the breaker.
+fn record_unreachable(registry: &PodRegistry, entry: &PodEntry, error: &CallError) {
+    let outcome = match error {
+        CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
+        error => {
+            let is_gone = matches!(error.outcome(), CallOutcome::Gone | CallOutcome::Lost);
+            is_gone.then_some(CallOutcome::Gone)
+        }
+    };
+    if let (Some(outcome), true) = (outcome, entry.pod.state().health() != Health::Down) {
+        entry.endpoint.record_outcome(outcome, None, registry.now());
+    }
 }
 
 /// Probes an endpoint whose breaker is open.
@@ -177,21 +228,7 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
     match listed {
         Ok(cards) if cards != entry.cards => registry.set_models(entry.config.url(), &cards),
         Ok(_) => {}
-        Err(ModelsError::Call(error)) => {
-            // A pod without requests would otherwise stay up for ever. A connect timeout alone does
-            // not open the breaker.
-            let outcome = match error {
-                CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
-                error => {
-                    let is_gone = matches!(error.outcome(), CallOutcome::Gone | CallOutcome::Lost);
-                    is_gone.then_some(CallOutcome::Gone)
-                }
-            };
-            if let (Some(outcome), true) = (outcome, entry.pod.state().health() != Health::Down) {
-                endpoint.record_outcome(outcome, None, registry.now());
-            }
-            return;
-        }
+        Err(ModelsError::Call(error)) => return record_unreachable(registry, entry, &error),
         // Requests of clients would be refused too, unless their own credentials are forwarded.
         Err(ModelsError::Forbidden(_))
             if registry.settings().upstream_credentials != Credentials::Forwarded =>
