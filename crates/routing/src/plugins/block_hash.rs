@@ -20,7 +20,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         Parameter::optional(
             "first_tokens",
             Takes::Whole(1, u64::MAX),
-            "Hash only this many leading tokens, rounded up to a block: a routing key instead of the whole prompt.",
+            "Hash only this many leading tokens, rounded down to whole blocks, but at least one block: a routing key instead of the whole prompt.",
         ),
         Parameter::with_default(
             "length_field",
@@ -71,9 +71,11 @@ impl Prepare for HashBlocks {
             requested.map_or(default, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)).max(1)
         });
         preparing.derive(&self.tokens, &self.blocks, |Tokens(tokens), blocks| {
-            // Limit to the prompt before rounding: a client may send any number.
+            // Limit to the prompt before rounding: a client may send any number. Rounding up would
+            // hash tokens that the client said differ.
             let all = tokens.len();
-            let most = most.map_or(all, |most| most.min(all).next_multiple_of(block_tokens));
+            let whole = |most: usize| (most.min(all) / block_tokens).max(1) * block_tokens;
+            let most = most.map_or(all, whole);
             let hashed = &tokens[..most.min(all)];
             model.hasher().hash_tokens(hashed, root, &mut blocks.chain);
             blocks.block_tokens = block_tokens;

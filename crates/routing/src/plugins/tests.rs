@@ -232,6 +232,18 @@ fn the_profile_or_the_request_sets_how_many_first_tokens_are_hashed() {
 }
 
 #[test]
+fn a_first_tokens_length_is_rounded_down_to_whole_blocks_but_at_least_to_one() {
+    let mut bench = TestBench::with_pods(1);
+    bench.cache(0, &PROMPT[..4], Tier::Gpu);
+    for (length, score) in [(1, 1.0), (3, 1.0), (5, 1.0), (7, 1.0), (8, 0.5), (11, 0.5)] {
+        let mut request = TestBench::request(&PROMPT);
+        request.fields.insert("prefix_len".to_owned(), length.into());
+        let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
+        assert_eq!(bench.scores(prepare, "cache_affinity", request), [score], "{length}");
+    }
+}
+
+#[test]
 fn a_first_tokens_length_beyond_the_prompt_hashes_the_whole_prompt() {
     let mut bench = TestBench::with_pods(1);
     bench.cache(0, &PROMPT[..8], Tier::Gpu);
