@@ -227,18 +227,39 @@ const SHOWN: [(&str, &[&str]); 29] = [
 
 #[test]
 fn every_promise_is_shown_by_tests_that_exist() {
-    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let sources: Vec<String> =
-        ["cli/tests", "admin", "batch", "gateway", "events", "jobs/tests", "routing", "execution"]
-            .iter()
-            .flat_map(|folder| read(&format!("{crates}/{folder}")))
-            .collect();
+    let sources = sources();
     for (promise, tests) in SHOWN {
         for test in tests {
-            let is_there = sources.iter().any(|source| source.contains(&format!("fn {test}(")));
-            assert!(is_there, "{promise}: there is no test `{test}`");
+            assert!(has_test(&sources, test), "{promise}: there is no test `{test}`");
         }
     }
+}
+
+#[test]
+fn every_symptom_of_the_troubleshooting_page_is_reproduced_by_a_test_that_exists() {
+    let page = include_str!("../../../../docs/troubleshooting.md");
+    let sources = sources();
+    let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains("_"));
+    let rows: Vec<_> = rows.collect();
+    assert!(rows.len() > 25, "{}", rows.len());
+    for row in rows {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for test in tests.split('`').filter(|word| word.len() > 2) {
+            assert!(has_test(&sources, test), "there is no test `{test}`: {row}");
+        }
+    }
+}
+
+fn sources() -> Vec<String> {
+    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    ["cli/tests", "admin", "batch", "gateway", "events", "jobs/tests", "routing", "execution"]
+        .iter()
+        .flat_map(|folder| read(&format!("{crates}/{folder}")))
+        .collect()
+}
+
+fn has_test(sources: &[String], test: &str) -> bool {
+    sources.iter().any(|source| source.contains(&format!("fn {test}(")))
 }
 
 /// Every Rust file below a folder.
