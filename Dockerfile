@@ -12,6 +12,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 WORKDIR /source
 COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
+COPY fuzz ./fuzz
 COPY profiles ./profiles
 RUN cargo install --profile dist --locked --path crates/cli --features redis,kafka,postgres --root /installed
 
