@@ -90,7 +90,7 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 /// ask for.
 pub(crate) fn asks_usage(call: &StepCall, step: &PlanStep, endpoint: &Endpoint) -> bool {
     let is_prefill = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
-    call.asks_usage && !is_prefill && !endpoint.refuses_usage()
+    call.asks_usage && !is_prefill && !endpoint.usage.is_refused()
 }
 
 /// The request of a step, with the fields that the step sets in the client's body.
@@ -101,7 +101,7 @@ pub(crate) fn request(
     transfer: &TransferState,
 ) -> Result<Request<Full<Bytes>>, CallError> {
     let mut edits: Vec<Edit> = transfer::edits(&step.mutations, call.path.path(), transfer);
-    if call.asks_usage && target.endpoint.refuses_usage() {
+    if call.asks_usage && target.endpoint.usage.is_refused() {
         edits.push(Edit::remove(STREAM_OPTIONS));
     }
     let body = splice(&call.body, &edits)?;

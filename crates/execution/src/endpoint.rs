@@ -8,12 +8,13 @@ use crate::breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 use crate::connection::{Connection, Socket};
 use crate::egress_policy::{EgressDenied, EgressPolicy};
 use crate::poison::RequestFingerprint;
+use crate::usage_support::UsageSupport;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -108,15 +109,6 @@ pub enum EndpointError {
     Forbidden(#[from] EgressDenied),
 }
 
-/// Whether an engine can be asked for the token counts of a stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum UsageSupport {
-    Unknown,
-    Accepted,
-    /// It refuses requests that ask, and answers the same requests without.
-    Refused,
-}
-
 /// One engine's address.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -139,7 +131,8 @@ pub struct Endpoint {
     breaker: Mutex<CircuitBreaker>,
     /// Whether the breaker has state to clear: if not, a success costs one load.
     is_troubled: AtomicBool,
-    usage_support: AtomicU8,
+    /// Whether the engine can be asked for the token counts of a stream.
+    pub(crate) usage: UsageSupport,
     created: Instant,
     /// The last activity, in milliseconds since `created`, plus one; zero if there was none.
     last_activity_ms: AtomicU64,
@@ -184,7 +177,7 @@ impl Endpoint {
             key: ArcSwapOption::empty(),
             breaker: Mutex::new(CircuitBreaker::new(rules)),
             is_troubled: AtomicBool::new(false),
-            usage_support: AtomicU8::new(UsageSupport::Unknown as u8),
+            usage: UsageSupport::default(),
             created: Instant::now(),
             last_activity_ms: AtomicU64::new(0),
             pod_state: Mutex::default(),
@@ -255,21 +248,6 @@ impl Endpoint {
             headers.remove("x-api-key");
             headers.insert(AUTHORIZATION, HeaderValue::clone(key));
         }
-    }
-
-    /// Whether the engine refuses requests that ask for the token counts of a stream.
-    #[must_use]
-    pub fn refuses_usage(&self) -> bool {
-        self.usage_support.load(Relaxed) == UsageSupport::Refused as u8
-    }
-
-    /// Whether the engine has answered a request that asked for the token counts of a stream.
-    pub(crate) fn accepts_usage(&self) -> bool {
-        self.usage_support.load(Relaxed) == UsageSupport::Accepted as u8
-    }
-
-    pub(crate) fn set_usage_support(&self, support: UsageSupport) {
-        self.usage_support.store(support as u8, Relaxed);
     }
 
     /// Another port of the same host, called without TLS.

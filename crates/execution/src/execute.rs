@@ -14,7 +14,7 @@ use crate::call::{
     CallOptions, CancelledBy, InFlight, StepCall, Target, asks_usage, call, is_retryable,
     may_have_computed, outcome, request, step_timeouts,
 };
-use crate::endpoint::{Endpoint, UsageSupport};
+use crate::endpoint::Endpoint;
 use crate::failure::{CallError, CallFailure};
 use crate::poison::RequestFingerprint;
 use crate::response::EngineResponse;
@@ -353,7 +353,7 @@ impl<R: Router> PlanExecution<'_, R> {
         };
         // Boxed, because it is rare: it must not swell the state of every request.
         let result = match result {
-            Ok(answer) if self.has_asked_usage && !endpoint.accepts_usage() => {
+            Ok(answer) if self.has_asked_usage && !endpoint.usage.is_accepted() => {
                 Box::pin(self.check_usage(step, &target, answer)).await
             }
             result => result,
@@ -408,20 +408,20 @@ impl<R: Router> PlanExecution<'_, R> {
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {}
             status => {
                 if status.is_success() {
-                    endpoint.set_usage_support(UsageSupport::Accepted);
+                    endpoint.usage.set_accepted();
                 }
                 return Ok(answer);
             }
         }
         drop(answer);
-        endpoint.set_usage_support(UsageSupport::Refused);
+        endpoint.usage.set_refused();
         self.has_asked_usage = false;
         let timeouts = step_timeouts(self.options, step);
         let request = request(self.call, step, target, &self.transfer)?;
         let again = call(endpoint, self.options.worker, request, timeouts).await;
         if !again.as_ref().is_ok_and(|answer| answer.head.status.is_success()) {
             // It refused the request itself.
-            endpoint.set_usage_support(UsageSupport::Unknown);
+            endpoint.usage.set_unknown();
         }
         again
     }

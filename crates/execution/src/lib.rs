@@ -23,6 +23,7 @@ mod retry_after;
 mod splice;
 mod timeouts;
 mod transfer;
+mod usage_support;
 
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use call::{CallOptions, STREAM_OPTIONS, StepCall, Target, call, check_connection};

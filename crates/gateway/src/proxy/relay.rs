@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use wornpath_config::DebugHeaders;
-use wornpath_execution::{CallError, CallOutcome, Endpoint, EngineBody};
+use wornpath_execution::{CallError, Endpoint, EngineBody};
 use wornpath_execution::{PlanResponse, PrefillResult, RequestFingerprint};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
@@ -283,12 +283,9 @@ impl Relay {
         }
         if let Some(open) = &self.open {
             let gateway = &open.worker.gateway;
-            let outcome = error.outcome();
+            // A request whose response had begun is not poison: pods that die break all streams.
             let blamed = gateway.poison.blamed(open.request, gateway.now());
-            open.endpoint.record_outcome(outcome, blamed, gateway.now());
-            if let (Some(request), CallOutcome::Lost) = (blamed, outcome) {
-                gateway.poison.broke_connection(request, open.endpoint.url(), gateway.now());
-            }
+            open.endpoint.record_outcome(error.outcome(), blamed, gateway.now());
         }
         self.end(RequestEnd::Broken);
         self.body = EngineBody::empty();
