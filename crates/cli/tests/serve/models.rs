@@ -47,8 +47,7 @@ fn files_and_batches_go_to_an_engine_only_if_a_route_says_so() {
         assert_eq!(answer.status, 404, "{path}: {}", answer.text);
         assert!(answer.text.contains("--batches"), "{path}: {}", answer.text);
     }
-    let route =
-        "routes: [{match: {path: \"/v1/files*\"}, profile: cache-aware}, {profile: cache-aware}]\n";
+    let route = "routes: [{match: {path: \"/v1/files*\"}, profile: cache-aware-text}, {profile: cache-aware-text}]\n";
     let gateway = Gateway::configured("routed_files", &format!("{pods}{route}"), 1);
     let answer = gateway.get("/v1/files");
     assert!(!answer.text.contains("--batches"), "the engine's own answer: {}", answer.text);
