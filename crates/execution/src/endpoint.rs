@@ -323,7 +323,7 @@ impl Endpoint {
         self.last_activity_ms.load(Relaxed) > self.millis(then)
     }
 
-    /// The same for the last moments.
+    /// Whether any client got a chunk of a response within this time.
     #[must_use]
     pub fn was_active_within(&self, time: Duration) -> bool {
         Instant::now().checked_sub(time).is_some_and(|then| self.was_active_since(then))

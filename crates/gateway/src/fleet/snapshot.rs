@@ -181,9 +181,11 @@ impl FleetSnapshot {
             let is_known = self.names.contains_key(name) || self.names.is_empty();
             !is_known && self.entries.iter().all(has_reported)
         };
-        let mut names: Vec<&str> = self.names.keys().map(String::as_str).collect();
-        names.sort_unstable();
-        is_needed.then_some(names)
+        is_needed.then(|| {
+            let mut names: Vec<&str> = self.names.keys().map(String::as_str).collect();
+            names.sort_unstable();
+            names
+        })
     }
 
     /// Whether a name is known: only such a name may appear in metrics and logs.

@@ -115,8 +115,9 @@ fn event_end(data: &[u8]) -> Option<usize> {
     })
 }
 
+/// A cheap test: some engines have `"usage":null` in every chunk, but only one has no choices.
 fn may_be_usage(data: &[u8]) -> bool {
-    memmem::find(data, b"\"usage\"").is_some()
+    memmem::find(data, b"\"usage\"").is_some() && memmem::find(data, b"[]").is_some()
 }
 
 fn is_usage(event: &[u8]) -> bool {
