@@ -2,7 +2,7 @@
 //! [`roots`]), TLS towards a broker or a database ([`ClientTls`]), and what a failed handshake means
 //! ([`explain`]).
 //!
-//! There is one TLS stack, rustls with ring, and no default: whoever connects says which CAs sign
+//! There is one TLS stack, rustls with ring, and no default: the caller says which CAs sign
 //! the server's certificate.
 #![forbid(unsafe_code)]
 

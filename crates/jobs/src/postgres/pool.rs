@@ -6,7 +6,8 @@
 use super::PostgresServer;
 use crate::store_error::StoreError;
 use deadpool_postgres::{
-    Manager, ManagerConfig, Object, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
+    Manager, ManagerConfig, Object, PoolError, RecyclingMethod, Runtime as PoolRuntime,
+    TimeoutType, Timeouts,
 };
 use rustls::ClientConfig;
 use std::path::PathBuf;
@@ -140,6 +141,10 @@ impl From<PoolError> for StoreError {
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::Backend(error) => error.into(),
+            PoolError::Timeout(TimeoutType::Wait) => Self::Unreachable(format!(
+                "timeout: none of {MAX_CONNECTIONS} connections was free within {} s",
+                CALL_TIMEOUT.as_secs()
+            )),
             PoolError::Timeout(_) => Self::Unreachable(format!(
                 "timeout: no connection within {} s",
                 CONNECT_TIMEOUT.as_secs()
