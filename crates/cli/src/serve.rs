@@ -227,6 +227,7 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
             block_size: arguments.block_size.into(),
             tokenizer,
             aliases: Vec::new(),
+            wait_for_pod: Duration::ZERO,
         }),
     }
     Ok(())

@@ -476,6 +476,7 @@ impl Config {
                 block_size: model.block_size.into(),
                 tokenizer: tokenizers.get(&model.tokenizer)?,
                 aliases: model.aliases.clone(),
+                wait_for_pod: model.wait_for_pod,
             });
         }
         settings.pods = self.pods.iter().flat_map(PodConfig::per_rank).collect();

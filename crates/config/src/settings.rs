@@ -155,6 +155,8 @@ pub struct ModelSettings {
     pub tokenizer: Option<Arc<dyn Tokenize>>,
     /// Other names that clients may use.
     pub aliases: Vec<String>,
+    /// How long a request waits while no pod that serves it is up; zero to refuse it at once.
+    pub wait_for_pod: Duration,
 }
 
 impl fmt::Debug for ModelSettings {

@@ -76,6 +76,7 @@ impl DemoFleet {
             block_size: BlockSize::Configured(EngineSettings::default().block_size),
             tokenizer: Some(Arc::new(ByteTokenizer)),
             aliases: Vec::new(),
+            wait_for_pod: std::time::Duration::ZERO,
         };
         let pods = self.engines.iter().enumerate();
         Ok(Settings {

@@ -12,6 +12,7 @@ mod engine_headers;
 mod event_alerts;
 mod faults;
 mod flood;
+mod from_zero;
 mod full_caches;
 mod kv_load;
 mod long_prompts;

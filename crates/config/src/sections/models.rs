@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
@@ -19,6 +20,8 @@ pub struct ModelConfig {
     pub block_size: Option<NonZeroUsize>,
     /// Other names that clients may use.
     pub aliases: Vec<String>,
+    /// How long a request waits while no pod that serves it is up.
+    pub wait_for_pod: Duration,
 }
 
 /// How a model's prompts are tokenized.
@@ -38,6 +41,7 @@ pub(crate) const MODEL: &[Parameter] = &[
     Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can route it."),
     Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default the greatest common divisor of the sizes that its engines report at `/metrics`, or 16 if none reports one. An engine that reports another size causes a warning."),
     Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines receive the model's own name."),
+    Parameter::with_default("wait_for_pod", Takes::Time, "0s", "How long a request waits while no pod that serves the model is up, as after a scale-in to zero; `wornpath_model_waiting_requests` counts it meanwhile, and the router is ready without pods. With 0 it is refused at once."),
 ];
 
 pub(crate) fn models(root: &Node, diagnostics: &mut Diagnostics) -> Vec<ModelConfig> {
@@ -59,6 +63,7 @@ pub(crate) fn models(root: &Node, diagnostics: &mut Diagnostics) -> Vec<ModelCon
             tokenizer: tokenizer(&section, diagnostics),
             block_size: section.maybe::<usize>("block_size").and_then(NonZeroUsize::new),
             aliases: section.maybe("aliases").unwrap_or_default(),
+            wait_for_pod: section.or("wait_for_pod", Duration::ZERO),
             name,
         });
     }

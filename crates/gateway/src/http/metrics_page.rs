@@ -4,9 +4,11 @@
 //! owners when the page is requested, so they cost nothing in between. While a thread is stuck the
 //! page has only the counters, because reading a gauge may take a lock that the stuck thread holds.
 
+use std::collections::BTreeMap;
+
 use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
 use wornpath_index::IndexLimits;
-use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, PodState, Profile};
+use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Name, PodState, Profile};
 
 use crate::observe::metrics::family::Family;
 use crate::observe::metrics::text::MetricsPage;
@@ -58,7 +60,46 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     page.family(family::POISON_REFUSED).value(&[], gateway.poison_refused());
     bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
+    models(&mut page, gateway, pods);
     page.finish()
+}
+
+/// The signals for autoscalers, by model.
+fn models(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
+    let settings = gateway.settings();
+    let configured = settings.models.iter().map(|model| Name::from(model.name.as_str()));
+    let served = pods.iter().flat_map(|pod| pod.facts().models.iter().cloned());
+    let names = configured.chain(served).map(|name| (name.to_string(), name));
+    let names: BTreeMap<String, Name> = names.collect();
+    let now = gateway.now();
+    let of = |model: &Name| {
+        let is_up =
+            |pod: &&FleetPod| health(pod.state()) == "up" && pod.facts().models.contains(model);
+        let up: Vec<_> = pods.iter().filter(is_up).map(FleetPod::state).collect();
+        let waiting = gateway.model_waits.of(model, now);
+        let usage: f64 = up.iter().map(|state| state.kv_usage()).sum();
+        [
+            waiting.requests as f64,
+            waiting.longest.as_secs_f64(),
+            up.len() as f64,
+            up.iter().map(|state| state.prefill_tokens()).sum::<u64>() as f64,
+            usage / (up.len().max(1)) as f64,
+        ]
+    };
+    let families = [
+        family::MODEL_WAITING,
+        family::MODEL_WAITING_SECONDS,
+        family::MODEL_PODS,
+        family::MODEL_PREFILL,
+        family::MODEL_KV_USAGE,
+    ];
+    let all: Vec<_> = names.values().map(|model| (model, of(model))).collect();
+    for (at, family) in families.into_iter().enumerate() {
+        let mut lines = page.family(family);
+        for (model, values) in &all {
+            lines.value(&[model.as_str()], values[at]);
+        }
+    }
 }
 
 fn bodies(page: &mut MetricsPage, gateway: &Gateway) {

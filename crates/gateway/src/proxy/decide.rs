@@ -56,6 +56,8 @@ pub(crate) async fn decide(
                 if let Some(trace) = trace {
                     trace.has_waited = true;
                 }
+                let model = waiter.context.request().model.base.clone();
+                let _waiting = gateway.model_waits.enter(&model, gateway.now());
                 Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await
             }
         };

@@ -13,6 +13,7 @@ use crate::observe::summary::{RequestSummary, SummaryObserver};
 use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::body_budget::BodyBudget;
 use crate::proxy::low_priority_pool::LowPriorityPool;
+use crate::proxy::model_waits::ModelWaits;
 use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
 use crate::watchdog::heartbeat::Threads;
@@ -26,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use wornpath_blocks::BlockHash;
-use wornpath_config::Settings;
+use wornpath_config::{ModelSettings, Settings};
 use wornpath_events::Clock;
 use wornpath_execution::{BudgetRules, PoisonRequests, RetryBudget};
 use wornpath_index::Moment;
@@ -38,7 +39,7 @@ use wornpath_routing::{FleetPod, Health, Rng};
 pub enum Readiness {
     /// No pod is up.
     Starting,
-    /// At least one pod is up.
+    /// At least one pod is up, or requests may wait for one.
     Ready,
     /// The gateway is shutting down.
     Draining,
@@ -50,6 +51,7 @@ pub struct Gateway {
     pub(crate) checkpoint: Option<Arc<Checkpoint>>,
     pub(crate) prefix_locks: PrefixLocks,
     pub(crate) wait_queue: WaitQueues,
+    pub(crate) model_waits: ModelWaits,
     pub(crate) quotas: Quotas,
     bodies: Arc<BodyBudget>,
     pub(crate) budget: RetryBudget,
@@ -87,6 +89,7 @@ impl Gateway {
             checkpoint,
             prefix_locks: PrefixLocks::default(),
             wait_queue: WaitQueues::default(),
+            model_waits: ModelWaits::default(),
             quotas: Quotas::default(),
             bodies: Arc::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
@@ -162,10 +165,10 @@ impl Gateway {
         &self.bodies
     }
 
-    /// Requests in the wait queue.
+    /// Requests in the wait queue, and those that wait for the first pod of their model.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.wait_queue.waiting()
+        self.wait_queue.waiting() + self.model_waits.without_pod()
     }
 
     /// Retries made, and retries that the budget refused.
@@ -205,7 +208,11 @@ impl Gateway {
             return Readiness::Draining;
         }
         let is_up = |pod: &FleetPod| pod.state().health() == Health::Up;
-        if self.snapshot().fleet().pods().iter().any(is_up) {
+        // A model without pods only gets one if requests for it arrive.
+        let waits = |model: &ModelSettings| !model.wait_for_pod.is_zero();
+        if self.snapshot().fleet().pods().iter().any(is_up)
+            || self.settings().models.iter().any(waits)
+        {
             Readiness::Ready
         } else {
             Readiness::Starting

@@ -8,6 +8,7 @@ use crate::proxy::decide::{Decided, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
+use crate::proxy::first_pod::wait_for_first_pod;
 use crate::proxy::gateway::{Gateway, QuotaPermit};
 use crate::proxy::headers;
 use crate::proxy::ingress::{self, Arrival, Ingress, check_model, replace_alias};
@@ -113,6 +114,10 @@ async fn run_stages(
     let origin = tenant.map_or(Origin::Address(address), Origin::Tenant);
     let work = BodyWork::new(call.body.len(), origin, &settings.limits);
     let mut body = read_body(worker, summary.api, &call, &work).await?;
+    if settings.models.iter().any(|model| !model.wait_for_pod.is_zero()) {
+        let wait = wait_for_first_pod(gateway, &settings, &body.model, call.body.len());
+        Box::pin(wait).await?;
+    }
     let mut snapshot = gateway.snapshot();
     if snapshot.may_yet_serve(&body.model) {
         snapshot = Box::pin(gateway.pods().snapshot_after_discovery(&body.model)).await;

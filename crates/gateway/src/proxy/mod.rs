@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | ingress | `ingress`, `body` | authenticates, checks the head and the quota, reads the body |
 //! | parse | `parse` | reads the body by its API: model, prompt, limits |
+//! | first pod | `first_pod` | waits for a pod of a model that was scaled to zero |
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
 //! | usage | `stream_usage` | asks for the token counts of a stream |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
@@ -23,6 +24,7 @@ mod engine_priority;
 pub mod error_response;
 mod execute;
 mod fair_queue;
+mod first_pod;
 pub mod gateway;
 pub mod handle;
 pub mod headers;
@@ -30,6 +32,7 @@ pub mod ingress;
 pub(crate) mod isolation;
 pub(crate) mod low_priority_pool;
 pub mod min_rate;
+pub(crate) mod model_waits;
 mod multi_step;
 pub mod multipart;
 pub mod parse;

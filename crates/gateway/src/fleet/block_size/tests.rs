@@ -19,7 +19,13 @@ fn tokens(tokens: usize) -> NonZeroUsize {
 
 fn model(name: &str, block_size: BlockSize) -> ModelSettings {
     let tokenizer = Some(Arc::new(ByteTokenizer) as _);
-    ModelSettings { name: name.into(), block_size, tokenizer, aliases: Vec::new() }
+    ModelSettings {
+        name: name.into(),
+        block_size,
+        tokenizer,
+        aliases: Vec::new(),
+        wait_for_pod: std::time::Duration::ZERO,
+    }
 }
 
 fn url(pod: usize) -> String {

@@ -17,7 +17,13 @@ const URL: &str = "http://127.0.0.1:1";
 
 fn model(name: &str) -> ModelSettings {
     let block_size = BlockSize::default();
-    ModelSettings { name: name.into(), block_size, tokenizer: None, aliases: Vec::new() }
+    ModelSettings {
+        name: name.into(),
+        block_size,
+        tokenizer: None,
+        aliases: Vec::new(),
+        wait_for_pod: std::time::Duration::ZERO,
+    }
 }
 
 /// A pod whose events are pushed; without models, it is queried for them.

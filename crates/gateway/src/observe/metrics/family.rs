@@ -175,7 +175,17 @@ families! {
     BODIES_REFUSED = Counter "wornpath_bodies_refused_total" ["reason"]
         "Request bodies that were not read to their end: `budget` (no room in `limits.bodies`, 503), `share` (no room in the share of the tenant or client address, 503) or `slow` (below the minimum rate, 408).";
     WAITING = Gauge "wornpath_queue_waiting" []
-        "Requests in the wait queue.";
+        "Requests in the wait queue, and those that wait for the first pod of their model.";
+    MODEL_WAITING = Gauge "wornpath_model_waiting_requests" ["model"]
+        "Requests for the model that wait for room on a pod, or for its first pod. This and the next four metrics have a line for every model that is configured or served, also while it has no pod: they are meant for autoscalers.";
+    MODEL_WAITING_SECONDS = Gauge "wornpath_model_waiting_seconds" ["model"]
+        "How long the first of the requests that wait for the model has waited; 0 if none waits.";
+    MODEL_PODS = Gauge "wornpath_model_pods" ["model"]
+        "Pods that serve the model and are up; neither draining nor down.";
+    MODEL_PREFILL = Gauge "wornpath_model_prefill_tokens" ["model"]
+        "Uncached prompt tokens sent to the model's pods that are up and not computed yet, as counted by the router.";
+    MODEL_KV_USAGE = Gauge "wornpath_model_kv_usage_ratio" ["model"]
+        "Mean share of the KV cache in use over the model's pods that are up, as last reported; 0 without pods.";
     THREADS_STUCK = Gauge "wornpath_threads_stuck" []
         "Threads without progress for 5 s; `/health` and the log name them. While it is not 0, metrics read from pods, index and events are absent, because a stuck thread may hold their locks.";
     THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
