@@ -16,7 +16,8 @@ pub(crate) const BAD_CONFIGURATION: u8 = 78;
 
 /// Check profiles and configurations; report every problem with its location and its cure
 ///
-/// Exits with 78 if one of them is invalid, else with 1 if one cannot be read.
+/// Exits with 78 if one of them is invalid, else with 1 if one cannot be read or its pods cannot be
+/// discovered.
 #[derive(Args)]
 pub(crate) struct CheckArguments {
     /// Profiles and configurations (`wornpath.yaml`) to check: files, or names of built-in profiles
@@ -34,6 +35,9 @@ pub(crate) struct CheckArguments {
     /// Draw the stages and slots of each valid profile
     #[arg(long, conflicts_with = "json")]
     graph: bool,
+    /// Also ask the API servers of `discovery` what the router may do there, and what it would find
+    #[arg(long)]
+    kubernetes: bool,
 }
 
 /// Checks every file, also after one with problems.
@@ -56,7 +60,7 @@ pub(crate) fn run(arguments: &CheckArguments, out: &mut dyn Write) -> anyhow::Re
     for path in &arguments.files {
         let report = match read(path) {
             Err(error) => CheckReport::unreadable(path, &error),
-            Ok(text) if is_configuration(&text) => configuration(path),
+            Ok(text) if is_configuration(&text) => configuration(path, arguments),
             Ok(text) => profile(path, &text, &env, arguments),
         };
         add(report, out)?;
@@ -118,6 +122,64 @@ impl CheckReport {
     }
 }
 
+/// What the sources of pods in Kubernetes clusters lack, and what they find.
+struct ClusterAccess {
+    found: Vec<String>,
+    missing: Vec<String>,
+}
+
+#[cfg(feature = "kubernetes")]
+fn kubernetes(path: &Path, config: &Config) -> ClusterAccess {
+    use wornpath_config::DiscoveryConfig;
+    use wornpath_gateway::fleet::discovery::kubernetes::check_access;
+
+    let mut access = ClusterAccess { found: Vec::new(), missing: Vec::new() };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            access.missing.push(format!("cannot start a runtime: {error}"));
+            return access;
+        }
+    };
+    let mut sources = 0;
+    for source in config.discovery() {
+        let DiscoveryConfig::Kubernetes(source) = source else { continue };
+        sources += 1;
+        let report = runtime.block_on(check_access(source, config, path));
+        access.found.extend(report.found);
+        access.missing.extend(report.missing);
+    }
+    if sources == 0 {
+        let message = "no entry of `discovery` has `kubernetes`; omit --kubernetes, or add one";
+        access.missing.push(message.to_owned());
+    }
+    access
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn kubernetes(_: &Path, _: &Config) -> ClusterAccess {
+    let message =
+        "this build has no support for `kubernetes`; build it with `--features kubernetes`";
+    ClusterAccess { found: Vec::new(), missing: vec![message.to_owned()] }
+}
+
+impl CheckReport {
+    fn add_access(&mut self, access: ClusterAccess) {
+        let ClusterAccess { found, missing } = access;
+        for line in &found {
+            self.text.push_str(&format!("kubernetes: {line}\n"));
+        }
+        for line in &missing {
+            self.text.push_str(&format!("error: kubernetes: {line}\n"));
+        }
+        if !missing.is_empty() {
+            self.verdict = Verdict::Unreadable;
+            self.json["good"] = json!(false);
+        }
+        self.json["kubernetes"] = json!({"found": found, "missing": missing});
+    }
+}
+
 fn profile(path: &Path, text: &str, env: &ProfileEnv, arguments: &CheckArguments) -> CheckReport {
     let file = path.display();
     let profile = match Profile::check(&file.to_string(), text, env) {
@@ -137,7 +199,7 @@ fn profile(path: &Path, text: &str, env: &ProfileEnv, arguments: &CheckArguments
     CheckReport::good(path, text, &profile.graph().to_json())
 }
 
-fn configuration(path: &Path) -> CheckReport {
+fn configuration(path: &Path, arguments: &CheckArguments) -> CheckReport {
     match Config::read(path) {
         Ok(config) => {
             let exposed = config.exposed_secrets();
@@ -146,6 +208,9 @@ fn configuration(path: &Path) -> CheckReport {
             let text = lines.chain([format!("{}: good\n", path.display())]).collect();
             let mut report = CheckReport::good(path, text, &Value::Null);
             report.json["warnings"] = json!(warnings);
+            if arguments.kubernetes {
+                report.add_access(kubernetes(path, &config));
+            }
             report
         }
         Err(refused) => CheckReport::bad(path, refused.to_string(), &refused.to_json()),

@@ -16,6 +16,7 @@ use crate::pod::PodConfig;
 use crate::secret::{ExposedSecret, SecretFile};
 use crate::section::Section;
 use crate::sections::discovery::DiscoveryConfig;
+use crate::sections::kubernetes::{KubernetesConfig, KubernetesPod, KubernetesPodRefused};
 use crate::sections::listen::{Listen, ListenerGuard};
 use crate::sections::models::ModelConfig;
 use crate::sections::pods::PodScope;
@@ -187,6 +188,21 @@ impl Config {
         };
         refuse(diagnostics, "file of pods", file, text)?;
         Ok(pods)
+    }
+
+    /// The pods behind a pod of a Kubernetes cluster: one for each of the `ports` of its pool, or one
+    /// at the port of its annotation or of the configuration.
+    ///
+    /// # Errors
+    /// What is wrong with its annotations.
+    pub fn kubernetes_pods(
+        &self,
+        source: &KubernetesConfig,
+        found: KubernetesPod<'_>,
+        ports: &[u16],
+        environment: &dyn Environment,
+    ) -> Result<Vec<PodConfig>, KubernetesPodRefused> {
+        source.describe(self.scope(), found, ports, environment)
     }
 
     /// The settings without pods and models. [`Config::settings`] adds both.

@@ -36,6 +36,10 @@ pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
 pub use secret::{DigestError, ExposedSecret, KeyDigest, KeyError, SecretFile, authorization};
 pub use sections::discovery::DiscoveryConfig;
+pub use sections::kubernetes::{
+    ANNOTATION_PREFIX, DRAIN_ANNOTATION, KubernetesConfig, KubernetesPod, KubernetesPodRefused,
+    KubernetesPods,
+};
 pub use sections::listen::{Listen, ListenerGuard};
 pub use sections::models::{ModelConfig, TokenizerChoice};
 pub use sections::routes::needs_tokens;

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    batch, checkpoint, discovery, limits, listen, models, password, pods, routes, sources,
-    telemetry, tenants, tls,
+    batch, checkpoint, discovery, kubernetes, limits, listen, models, password, pods, routes,
+    sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -56,6 +56,11 @@ const PARTS: &[ReferencePart] = &[
         "discovery[]: a name",
         "Pods at the addresses of a DNS name. The properties of pods can be set as well; they apply to all of them.",
         discovery::DNS,
+    ),
+    (
+        "discovery[].kubernetes",
+        "Pods of a Kubernetes cluster, as its API server reports them: a pod that becomes ready gets requests, one that is not ready, terminating or marked for removal gets no new ones, and a deleted one is removed. While the API server is away, pods stay. The properties of pods can be set beside `kubernetes`; an annotation `wornpath/KEY` of a pod replaces the property `KEY`. [kubernetes.md](kubernetes.md) has the annotations and the rights that it needs.",
+        kubernetes::KUBERNETES,
     ),
     (
         "event_sources[]",

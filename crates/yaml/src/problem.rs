@@ -159,6 +159,15 @@ impl Problem {
     pub fn message(&self) -> &str {
         &self.message
     }
+
+    /// What is wrong and what to do, for a value that has no line to show.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        if self.cure.is_empty() {
+            return self.message.clone();
+        }
+        format!("{}; {}", self.message, self.cure)
+    }
 }
 
 /// All problems of one file.

@@ -14,6 +14,8 @@ mod faults;
 mod flood;
 mod from_zero;
 mod full_caches;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod kv_load;
 mod long_prompts;
 mod models;

@@ -4,5 +4,7 @@
 
 pub(crate) mod engines;
 pub(crate) mod gateway;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod kube_api;
 pub(crate) mod recorder;
 pub(crate) mod terminal;

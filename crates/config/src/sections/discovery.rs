@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Takes};
 
+use super::kubernetes::{KubernetesConfig, kubernetes};
 use super::pods::{FACTS, PodScope, facts};
 use crate::diagnostics::Diagnostics;
 use crate::pod::PodConfig;
 use crate::section::{Section, maps};
 
 /// A discovery source.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum DiscoveryConfig {
     /// A file with `pods`, reloaded when it changes.
     File {
@@ -33,7 +34,16 @@ pub enum DiscoveryConfig {
         /// Properties of every pod.
         pod: Box<PodConfig>,
     },
+    /// Pods of a Kubernetes cluster, as its API server reports them.
+    Kubernetes(Box<KubernetesConfig>),
 }
+
+/// The kinds of sources: the key that tells them apart, and an example.
+const KINDS: [(&str, &str); 3] = [
+    ("file", "- file: pods.yaml"),
+    ("dns", "- {dns: name, port: 8000}"),
+    ("kubernetes", "- kubernetes: {selector: app=vllm}"),
+];
 
 #[rustfmt::skip]
 pub(crate) const FILE: &[Parameter] = &[
@@ -57,15 +67,21 @@ pub(crate) fn discovery(
 ) -> Vec<DiscoveryConfig> {
     let mut sources = Vec::new();
     for entry in maps(root, "discovery", &mut diagnostics.problems) {
-        let has = |key: &str| entry.settings.iter().any(|(name, _)| name.text() == Some(key));
-        match (has("file"), has("dns")) {
-            (true, false) => sources.extend(file(entry, diagnostics)),
-            (false, true) => sources.extend(dns(entry, scope, diagnostics)),
+        let has = |key: &&str| entry.settings.iter().any(|(name, _)| name.text() == Some(key));
+        let kinds: Vec<_> = KINDS.iter().map(|(key, _)| *key).filter(has).collect();
+        match kinds[..] {
+            ["file"] => sources.extend(file(entry, diagnostics)),
+            ["dns"] => sources.extend(dns(entry, scope, diagnostics)),
+            ["kubernetes"] => {
+                let source = kubernetes(entry, scope, diagnostics).map(Box::new);
+                sources.extend(source.map(DiscoveryConfig::Kubernetes));
+            }
             _ => {
-                let message = "an entry of `discovery` needs either `file` or `dns`";
+                let message = "an entry of `discovery` needs one of `file`, `dns` and `kubernetes`";
+                let examples = KINDS.map(|(_, example)| format!("`{example}`"));
                 diagnostics.problems.push(
                     Problem::new(ProblemKind::Syntax, entry.span, message)
-                        .cure("write `- file: pods.yaml` or `- {dns: name, port: 8000}`"),
+                        .cure(format!("write {}", examples.join(" or "))),
                 );
             }
         }

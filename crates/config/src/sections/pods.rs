@@ -128,7 +128,8 @@ fn check_rank_names(pods: &[(PodConfig, Span)], diagnostics: &mut Diagnostics) {
     }
 }
 
-fn pod(
+/// One pod with name and address.
+pub(crate) fn pod(
     section: &Section<'_>,
     scope: PodScope<'_>,
     diagnostics: &mut Diagnostics,

@@ -1,11 +1,14 @@
 //! Discovery: pods that the configuration does not list, and state that only engines and brokers
 //! know.
 //!
-//! Watchers read files and DNS names and add pods ([`diff`], [`watcher`]); the scraper reads the
+//! Watchers read files and DNS names, or watch a Kubernetes cluster ([`kubernetes`]), and add pods
+//! ([`diff`], [`watcher`]); the scraper reads the
 //! engines' own metrics with a backoff ([`backoff`], [`reader`]); and [`sources`] receives the
 //! events of sidecars and brokers. [`diff`] is pure; the other files do the I/O.
 
 mod diff;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod reader;
 pub mod sources;
 mod watcher;

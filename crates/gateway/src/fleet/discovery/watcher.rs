@@ -1,13 +1,16 @@
-//! A discovery watcher: polls one file or DNS name, and adds and removes pods accordingly.
+//! A discovery watcher: polls one file or DNS name, or waits for changes in a Kubernetes cluster,
+//! and adds, drains and removes pods accordingly.
 //!
 //! A poll that fails changes nothing. A pod that cannot be added is retried with every poll.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fleet::discovery::diff::{Completeness, DiscoveredPods, PodDiff};
+#[cfg(feature = "kubernetes")]
+use crate::fleet::discovery::kubernetes::KubernetesWatch;
 use crate::fleet::ownership::{PodOwner, is_same};
 use crate::fleet::reload::{AddPodError, RunningConfig};
 use crate::fleet::snapshot::PodEntry;
@@ -20,6 +23,12 @@ pub(crate) struct Watcher {
     found: DiscoveredPods,
     has_seen: bool,
     file: PodFileState,
+    #[cfg(feature = "kubernetes")]
+    kubernetes: KubernetesWatch,
+    /// The pods that the source says get no new requests.
+    draining: BTreeSet<String>,
+    /// The pods that were drained because of that, which an operator may also do.
+    drained: BTreeSet<String>,
     /// Why pods were refused at the last poll, so that each reason is logged once.
     refused: BTreeMap<String, String>,
 }
@@ -33,6 +42,10 @@ impl Watcher {
             found: DiscoveredPods::default(),
             has_seen: false,
             file: PodFileState::default(),
+            #[cfg(feature = "kubernetes")]
+            kubernetes: KubernetesWatch::default(),
+            draining: BTreeSet::new(),
+            drained: BTreeSet::new(),
             refused: BTreeMap::new(),
         }
     }
@@ -46,6 +59,8 @@ impl Watcher {
     pub(crate) const fn interval(&self) -> Duration {
         match &self.source {
             DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. } => *every,
+            // A poll waits for a change.
+            DiscoveryConfig::Kubernetes(_) => Duration::ZERO,
         }
     }
 
@@ -70,6 +85,18 @@ impl Watcher {
             DiscoveryConfig::Dns { host, port, scheme, pod, .. } => {
                 (resolve(scheme, host, *port, pod).await, Completeness::Lossy)
             }
+            #[cfg(feature = "kubernetes")]
+            DiscoveryConfig::Kubernetes(source) => {
+                let listing = self.kubernetes.next(source, &running.config(), running.path()).await;
+                let listed = listing.map(|listing| {
+                    self.draining = listing.draining;
+                    listing.pods
+                });
+                (listed, Completeness::Complete)
+            }
+            // The check of the configuration refuses it.
+            #[cfg(not(feature = "kubernetes"))]
+            DiscoveryConfig::Kubernetes(_) => std::future::pending().await,
         };
         if let Some(listed) = listed {
             self.found.update(&listed, completeness);
@@ -104,12 +131,39 @@ impl Watcher {
             refused.insert(pod.name().to_owned(), reason);
         }
         self.refused = refused;
+        self.drain(running);
+    }
+
+    /// Drains the pods that the source says, and resumes those that it says no longer. A pod that
+    /// an operator drained stays so.
+    fn drain(&mut self, running: &RunningConfig) {
+        let pods = running.ownership().owned_by(self.owner);
+        self.drained.retain(|name| pods.iter().any(|pod| pod.name() == name));
+        for pod in &pods {
+            let name = pod.name();
+            let ranks = pod.per_rank();
+            if self.draining.contains(name) {
+                if self.drained.insert(name.to_owned()) {
+                    tracing::info!(pod = name, "pod draining: not ready, terminating or marked");
+                }
+                // Also those that were added again meanwhile.
+                for rank in &ranks {
+                    running.pods().drain_pod(rank.name());
+                }
+            } else if self.drained.remove(name) {
+                tracing::info!(pod = name, "pod resumed by discovery");
+                for rank in &ranks {
+                    running.pods().resume_pod(rank.name());
+                }
+            }
+        }
     }
 }
 
-const fn at_interval(mut source: DiscoveryConfig, interval: Duration) -> DiscoveryConfig {
-    let (DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. }) = &mut source;
-    *every = interval;
+fn at_interval(mut source: DiscoveryConfig, interval: Duration) -> DiscoveryConfig {
+    if let DiscoveryConfig::File { every, .. } | DiscoveryConfig::Dns { every, .. } = &mut source {
+        *every = interval;
+    }
     source
 }
 
