@@ -14,7 +14,7 @@ COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
 COPY fuzz ./fuzz
 COPY profiles ./profiles
-RUN cargo install --profile dist --locked --path crates/cli --features redis,kafka,postgres --root /installed
+RUN cargo install --profile dist --locked --path crates/cli --features redis,kafka,kubernetes,postgres --root /installed
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin wornpath
