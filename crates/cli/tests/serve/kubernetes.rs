@@ -279,8 +279,7 @@ fn a_compacted_version_begins_the_watch_again_with_a_list_in_pages() {
     for (refuses, name, left) in [(false, "vllm-0", 2), (true, "vllm-1", 1)] {
         cluster.api.set_refuses_watches(refuses);
         let before = cluster.api.requests("continue=");
-        cluster.api.delete("pods", name);
-        cluster.api.compact();
+        cluster.api.delete_and_compact("pods", name);
         eventually("the deletion is caught up", || cluster.pods().len() == left);
         assert!(left == 1 || cluster.api.requests("continue=") > before, "it was listed in pages");
     }

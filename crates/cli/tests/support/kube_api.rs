@@ -39,8 +39,10 @@ struct State {
     /// By resource and name.
     objects: BTreeMap<(String, String), Value>,
     history: Vec<Change>,
-    /// Versions up to this one are compacted.
+    /// Versions before this one are compacted.
     compacted: u64,
+    /// How often that happened.
+    compactions: u64,
     /// How many requests are still answered with 429.
     throttled: usize,
     /// Whether a watch of a compacted version is refused with a status instead of an event.
@@ -158,13 +160,20 @@ impl KubeApi {
         self.shared.changed.notify_all();
     }
 
-    /// Forgets the history: watches must begin with a list. Those that are open end.
+    /// Forgets the history before now, and ends all watches.
     pub(crate) fn compact(&self) {
+        self.shared.state().compact();
+        self.shared.changed.notify_all();
+    }
+
+    /// Removes an object and forgets that before any watch is told.
+    pub(crate) fn delete_and_compact(&self, resource: &str, name: &str) {
         let mut state = self.shared.state();
-        state.compacted = state.version;
-        state.history.clear();
+        state.objects.remove(&(resource.to_owned(), name.to_owned()));
+        state.version += 1;
+        state.compact();
         drop(state);
-        self.restart();
+        self.shared.changed.notify_all();
     }
 
     pub(crate) fn set_throttled(&self, requests: usize) {
@@ -207,6 +216,14 @@ impl KubeApi {
 impl Drop for KubeApi {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+impl State {
+    fn compact(&mut self) {
+        self.compacted = self.version;
+        self.compactions += 1;
+        self.history.clear();
     }
 }
 
@@ -347,6 +364,7 @@ impl Connection {
         let mut state = self.shared.state();
         let gone = failure(410, "Expired", &format!("too old resource version: {version}"));
         let is_gone = version < state.compacted;
+        let compactions = state.compactions;
         if is_gone && state.refuses_watches {
             drop(state);
             return send(writer, "410 Gone", &gone);
@@ -363,6 +381,9 @@ impl Connection {
             if !self.running.load(SeqCst) {
                 // As a killed server: without an end.
                 return writer.shutdown(std::net::Shutdown::Both);
+            }
+            if state.compactions > compactions {
+                break;
             }
             let news = state.history.iter().filter(|change| change.version > version);
             let events: Vec<_> = news.filter_map(|change| query.event(change)).collect();

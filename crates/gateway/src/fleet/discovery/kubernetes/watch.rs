@@ -35,7 +35,17 @@ pub(super) struct WatchError(watcher::Error);
 
 impl fmt::Display for WatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&with_causes(&self.0))
+        use kube::Error::Api;
+        use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+        match &self.0 {
+            InitialListFailed(Api(status))
+            | WatchStartFailed(Api(status))
+            | WatchFailed(Api(status)) => write!(f, "status {}: {}", status.code, status.message),
+            watcher::Error::WatchError(status) => {
+                write!(f, "status {}: {}", status.code, status.message)
+            }
+            error => f.write_str(&with_causes(error)),
+        }
     }
 }
 
