@@ -127,6 +127,8 @@ fn pods_cluster(pods: &Pods) -> Value {
             let policy = json!({"name": "envoy.load_balancing_policies.override_host", "typed_config": policy});
             json!({
                 "name": "pods", "connect_timeout": "1s", "type": "STATIC",
+                // By default, three requests at once may be retried.
+                "circuit_breakers": {"thresholds": [{"max_retries": 1000}]},
                 "load_assignment": endpoints("pods", &ports),
                 "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
             })

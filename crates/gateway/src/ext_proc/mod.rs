@@ -32,3 +32,5 @@ mod request_body;
 mod response;
 pub(crate) mod service;
 mod session;
+#[cfg(test)]
+mod tests;
