@@ -5,7 +5,6 @@ use crate::support::engines::Exchange;
 use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Lines};
-use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -53,11 +52,14 @@ struct Fates {
     /// Broken after the first byte.
     broken: AtomicUsize,
     failed: Mutex<Vec<String>>,
+    /// Those of whose response not even a status came.
+    unanswered: Mutex<Vec<String>>,
 }
 
 impl Fates {
-    fn ask(&self, address: &str, body: &Value) {
-        match Exchange::open(address, "POST", "/v1/completions", &body.to_string()).finish() {
+    fn ask(&self, address: &str, id: &str, body: &Value) {
+        let headers = [("x-test-id", id)];
+        match Exchange::open_with(address, "/v1/completions", &headers, body).finish() {
             Ok(answer) if answer.status == 200 => {
                 let is_stream = body["stream"] == json!(true);
                 let is_whole = !is_stream || answer.text.ends_with("data: [DONE]\n\n");
@@ -69,7 +71,7 @@ impl Fates {
             Err(broken) if broken.text.contains("data: ") || broken.text.contains('{') => {
                 self.broken.fetch_add(1, Relaxed);
             }
-            Err(broken) => self.failed.lock().unwrap().push(format!("no answer: {}", broken.text)),
+            Err(_) => self.unanswered.lock().unwrap().push(id.to_owned()),
         }
     }
 }
@@ -82,10 +84,7 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
     }
     let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(20));
-    // Ports that were free a moment ago, all at once, so that they differ.
-    let free: Vec<_> = (0..PODS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<_> = free.iter().map(|free| free.local_addr().unwrap().port()).collect();
-    drop(free);
+    let ports: Vec<_> = (0..PODS).map(|_| free_port()).collect();
     let mut engines: Vec<_> = ports.iter().map(|port| Engine::start(*port)).collect();
     let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let urls: Vec<_> = addresses.iter().map(|address| format!("http://{address}")).collect();
@@ -110,7 +109,7 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
                     let is_stream = turn.is_multiple_of(2);
                     let body =
                         json!({"model": "m", "prompt": words, "max_tokens": 32, "stream": is_stream});
-                    fates.ask(address, &body);
+                    fates.ask(address, &format!("{client}-{turn}"), &body);
                 }
             });
         }
@@ -125,6 +124,16 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
         }
         over.store(true, Relaxed);
     });
+    for id in &*fates.unanswered.lock().unwrap() {
+        // The pod died between the head of its response and the picker's answer to that head: Envoy
+        // has begun the response, so it retries no more, and has not sent it.
+        let details = envoy.details(id);
+        if details.contains("upstream_reset_after_response_started") {
+            fates.broken.fetch_add(1, Relaxed);
+        } else {
+            fates.failed.lock().unwrap().push(format!("no answer: {details}"));
+        }
+    }
     let [whole, broken] = [&fates.whole, &fates.broken].map(|fate| fate.load(Relaxed));
     let failed = fates.failed.lock().unwrap();
     println!(

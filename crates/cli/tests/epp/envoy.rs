@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::support::engines::{Engines, Exchange, Response};
@@ -29,6 +30,7 @@ pub(crate) enum Failure {
 pub(crate) struct Envoy {
     child: Child,
     configuration: String,
+    log: String,
     pub(crate) address: String,
     admin: String,
 }
@@ -45,9 +47,17 @@ pub(crate) fn is_here() -> bool {
     here
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, and that the system gives to no connection: one that connects
+/// to a dead pod from the pod's own port would be connected to itself.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16 % 8000;
+    loop {
+        let port = 20_000 + (first + NEXT.fetch_add(1, Relaxed)) % 10_000;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn address(port: u16) -> Value {
@@ -136,7 +146,17 @@ fn pods_cluster(pods: &Pods) -> Value {
     }
 }
 
-fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure) -> Value {
+/// What Envoy says of each request, by the header `x-test-id`.
+fn access_log(path: &str) -> Value {
+    let line = "%REQ(X-TEST-ID)% %RESPONSE_CODE% %RESPONSE_CODE_DETAILS%\n";
+    let fields = json!({
+        "path": path, "log_format": {"text_format_source": {"inline_string": line}},
+    });
+    let log = typed("extensions.access_loggers.file.v3.FileAccessLog", fields);
+    json!({"name": "envoy.access_loggers.file", "typed_config": log})
+}
+
+fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure, log: &str) -> Value {
     let [listener, admin, picker] = ports;
     let retries = match pods {
         Pods::Named => Value::Null,
@@ -154,6 +174,7 @@ fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure) -> Value {
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         json!({
             "stat_prefix": "in",
+            "access_log": [access_log(log)],
             "route_config": {"virtual_hosts": [{
                 "name": "all", "domains": ["*"],
                 "routes": [{"match": {"prefix": "/"}, "route": route}],
@@ -198,13 +219,15 @@ impl Envoy {
     /// Starts Envoy in front of pods, with the picker at this port.
     pub(crate) fn start(test: &str, picker: u16, pods: &Pods, failure: Failure) -> Self {
         let [listener, admin] = [free_port(), free_port()];
-        let path = folder(test).join("envoy.json");
-        let text = configuration([listener, admin, picker], pods, failure).to_string();
+        let folder = folder(test);
+        let path = folder.join("envoy.json");
+        let log = folder.join("access.log").to_str().unwrap().to_owned();
+        let text = configuration([listener, admin, picker], pods, failure, &log).to_string();
         fs::write(&path, text).unwrap();
         let configuration = path.to_str().unwrap().to_owned();
         let child = run(&configuration);
         let [address, admin] = [listener, admin].map(|port| format!("127.0.0.1:{port}"));
-        let envoy = Self { child, configuration, address, admin };
+        let envoy = Self { child, configuration, address, admin, log };
         envoy.wait();
         envoy
     }
@@ -215,6 +238,18 @@ impl Envoy {
         self.child.wait().unwrap();
         self.child = run(&self.configuration);
         self.wait();
+    }
+
+    /// Why the request with this `x-test-id` ended, as Envoy logs it.
+    pub(crate) fn details(&self, id: &str) -> String {
+        let mut found = None;
+        eventually_within(Duration::from_secs(5), "the request is logged", || {
+            let log = fs::read_to_string(&self.log).unwrap();
+            let mut lines = log.lines().filter_map(|line| line.strip_prefix(id)?.strip_prefix(' '));
+            found = lines.next().map(str::to_owned);
+            found.is_some()
+        });
+        found.unwrap()
     }
 
     fn wait(&self) {
@@ -241,7 +276,7 @@ fn run(configuration: &str) -> Child {
     // The wrapper of the package replaces itself by Envoy.
     Command::new("envoy")
         .args(["-c", configuration, "--use-dynamic-base-id", "--concurrency", "2"])
-        .args(["--log-level", "error"])
+        .args(["--log-level", "error", "--file-flush-interval-msec", "50"])
         .stdout(Stdio::null())
         .spawn()
         .unwrap()

@@ -2,7 +2,7 @@
 
 use crate::envoy::{Envoy, Failure, Pods, free_port, listed};
 use crate::support::engines::{Engines, Exchange, Response};
-use crate::support::gateway::{Gateway, eventually};
+use crate::support::gateway::{Gateway, eventually, folder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -260,5 +260,58 @@ fn a_restarted_picker_serves_at_once_and_knows_the_caches_soon() {
         assert!(cached(&answer) > 500, "{}", answer.text);
         assert_eq!(answer.pod(), pod);
     }
+    is_idle(&picker);
+}
+
+#[test]
+fn a_drained_pod_finishes_its_streams_and_gets_nothing_new() {
+    let Some(it) = setup("drain", &["--engines", "2"], listed, &[]) else { return };
+    let mut body = prompt(1);
+    body["stream"] = true.into();
+    body["max_tokens"] = 300.into();
+    let first = it.envoy.post(COMPLETIONS, &prompt(1));
+    let drained = first.pod().to_owned();
+    let mut open = Exchange::open(&it.envoy.address, "POST", COMPLETIONS, &body.to_string());
+    open.read_past("data: ");
+    assert_eq!(it.picker.ask("POST", &format!("/pods/{drained}/drain"), "").status, 200);
+    for number in 0..6 {
+        let answer = it.envoy.post(COMPLETIONS, &prompt(number));
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert_ne!(answer.pod(), drained);
+    }
+    assert!(open.read_past("[DONE]").contains("[DONE]"));
+    is_idle(&it.picker);
+}
+
+/// A service level objective becomes the deadline of a wait, by the profile.
+#[test]
+fn a_request_waits_no_longer_than_the_objective_in_its_header_says() {
+    if !crate::envoy::is_here() {
+        return;
+    }
+    let engines = Engines::start(&["--model", "m"]);
+    let port = free_port();
+    let text = format!(
+        "listen: {{client: \"127.0.0.1:0\", epp: \"127.0.0.1:{port}\"}}\n\
+         pods: [{{url: \"http://{}\", model: m}}]\n\
+         profiles:\n  p:\n    prepare: [attributes: {{headers: [deadline_ms=x-llm-d-slo-ttft-ms]}}]\n    \
+         filter: [healthy, model, concurrency: {{requests: 1, on_empty: hold}}]\n    pick: max_score\n    \
+         hold: {{deadline: 60s}}\n",
+        engines.engines[0].http
+    );
+    let path = folder("slo").join("wornpath.yaml");
+    std::fs::write(&path, text).unwrap();
+    let picker = Gateway::start(&["-c", path.to_str().unwrap()], 1);
+    let envoy = Envoy::start("slo-envoy", port, &listed(&engines), Failure::Close);
+    engines.set_faults(0, r#"{"hang": true}"#);
+    let body = prompt(1);
+    let hangs = Exchange::open(&envoy.address, "POST", COMPLETIONS, &body.to_string());
+    eventually("the pod is busy", || in_flight(&picker) == 1);
+    for name in ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"] {
+        let late = envoy.post_with(&[(name, "300")], &body);
+        assert_eq!(late.status, 429, "{} {}", late.head, late.text);
+        assert_eq!(late.header("x-llm-d-request-dropped-reason"), Some("rejected-ttl-expired"));
+    }
+    drop(hangs);
     is_idle(&picker);
 }
