@@ -1,7 +1,7 @@
 //! Heads of requests and responses, between the protocol's form and ours, and the headers that data
 //! planes, pickers and engines agree on.
 
-use super::messages::HeaderChanges;
+use super::header_changes::HeaderChanges;
 use super::proto;
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,

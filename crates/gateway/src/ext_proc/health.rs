@@ -8,6 +8,9 @@ use tonic::codegen::BoxFuture;
 use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};
 
+/// The service that data planes ask for endpoints.
+const PICKER: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
+
 pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
 
 /// Answers for the whole process, or for one of its services.
@@ -27,9 +30,7 @@ fn status(gateway: &Gateway, service: &str) -> Result<ServingStatus, Status> {
     let is_alive = gateway.threads().why_unhealthy().is_none();
     let is_serving = match service {
         "liveness" => is_alive,
-        "" | "readiness" | super::service::SERVICE => {
-            is_alive && gateway.readiness() == Readiness::Ready
-        }
+        "" | "readiness" | PICKER => is_alive && gateway.readiness() == Readiness::Ready,
         other => return Err(Status::not_found(format!("unknown service `{other}`"))),
     };
     Ok(if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing })

@@ -1,13 +1,12 @@
 //! The messages that the picker sends, built from what they say.
 
 use super::head::{DESTINATION, DROPPED_REASON};
+use super::header_changes::HeaderChanges;
 use super::proto::body_mutation::Mutation;
-use super::proto::header_value_option::HeaderAppendAction;
 use super::proto::processing_response::Response;
 use super::proto::{
-    BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeaderValue, HeaderValueOption,
-    HeadersResponse, HttpStatus, ImmediateResponse, ProcessingResponse, StreamedBodyResponse,
-    Struct, TrailersResponse, Value, value,
+    BodyMutation, BodyResponse, CommonResponse, HeadersResponse, HttpStatus, ImmediateResponse,
+    ProcessingResponse, StreamedBodyResponse, Struct, TrailersResponse, Value, value,
 };
 use crate::dialect::Api;
 use crate::proxy::error_response::ErrorResponse;
@@ -38,36 +37,6 @@ pub(super) enum Part {
 
 const fn message(response: Response) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), dynamic_metadata: None }
-}
-
-fn set(name: &str, value: Bytes) -> HeaderValueOption {
-    HeaderValueOption {
-        header: Some(HeaderValue { key: name.into(), value: String::new(), raw_value: value }),
-        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
-    }
-}
-
-/// The headers of a message that change.
-#[derive(Clone, Debug, Default)]
-pub(super) struct HeaderChanges {
-    set: Vec<HeaderValueOption>,
-    removed: Vec<String>,
-}
-
-impl HeaderChanges {
-    pub(super) fn set(&mut self, name: &str, value: impl Into<Bytes>) {
-        self.set.push(set(name, value.into()));
-    }
-
-    pub(super) fn remove(&mut self, name: &str) {
-        self.removed.push(name.to_owned());
-    }
-
-    fn mutation(self) -> Option<HeaderMutation> {
-        let is_empty = self.set.is_empty() && self.removed.is_empty();
-        (!is_empty)
-            .then_some(HeaderMutation { set_headers: self.set, remove_headers: self.removed })
-    }
 }
 
 /// The answer to the head of a request: where it goes, in a header and in metadata.

@@ -20,6 +20,7 @@
 mod answers;
 mod destination;
 mod head;
+mod header_changes;
 mod health;
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
 mod health_proto;

@@ -2,8 +2,8 @@
 
 use super::destination::{Destination, destinations, is_prefill, written};
 use super::head::{self, DESTINATION, PREFILLER, RANK};
+use super::header_changes::HeaderChanges;
 use super::hints::{address, hints};
-use super::messages::HeaderChanges;
 use super::proto::{HttpHeaders, Metadata, ProcessingRequest};
 use super::request_body::{BodyEnd, RequestBody};
 use super::response::{SentRequest, Trial};
@@ -120,7 +120,7 @@ pub(super) async fn pick(
         Err(_) if body_end == BodyEnd::Lost => return Ok(Pick::ClientLeft),
         Err(refused) => Err(refused.error),
         Ok(ingress) => {
-            let routed = route(worker, ingress, &arrival, &settings, hints, pending.get());
+            let routed = route(worker, ingress, &arrival, hints, pending.get());
             tokio::select! {
                 biased;
                 routed = routed => routed,

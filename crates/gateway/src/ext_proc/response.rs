@@ -7,8 +7,9 @@
 use super::answers::Outbox;
 use super::destination::Destination;
 use super::head;
+use super::header_changes::HeaderChanges;
 use super::hints::{address, metadata_text};
-use super::messages::{self, Direction, HeaderChanges, LB_NAMESPACE, Part};
+use super::messages::{self, Direction, LB_NAMESPACE, Part};
 use super::proto::processing_request::Request;
 use super::proto::{BodySendMode, HttpBody, HttpHeaders, Metadata, ProcessingRequest};
 use crate::dialect::Api;

@@ -14,8 +14,6 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// The service that data planes ask for endpoints.
-pub(super) const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// Streams of one connection. A data plane opens another connection for more, and that one goes to

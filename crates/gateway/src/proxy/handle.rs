@@ -76,7 +76,7 @@ async fn run_stages(
         }
     };
     let hints = RouteHints::default();
-    let routed = route(worker, ingress, &arrival, &settings, hints, summary).await?;
+    let routed = route(worker, ingress, &arrival, hints, summary).await?;
     execute_routed(worker, routed, summary).await
 }
 

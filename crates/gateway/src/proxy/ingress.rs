@@ -34,6 +34,8 @@ use wornpath_routing::Rejection;
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
+    /// The settings by which it was checked.
+    pub(crate) settings: &'a Settings,
     pub(crate) tenant: Option<&'a TenantSettings>,
     /// Of the tenant's quota; none if it has no quota.
     pub(crate) permit: Option<QuotaPermit>,
@@ -101,7 +103,7 @@ where
     }
     let headers = parts.headers;
     let call = StepCall { method: parts.method, path, headers, body: bytes, asks_usage: false };
-    Ok(Ingress { tenant, permit, call, reservation, routing_headers })
+    Ok(Ingress { settings, tenant, permit, call, reservation, routing_headers })
 }
 
 /// Names of models in an error message.

@@ -20,7 +20,7 @@ use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use hyper::StatusCode;
 use std::sync::Arc;
-use wornpath_config::{Settings, TenantSettings};
+use wornpath_config::TenantSettings;
 use wornpath_execution::{RequestFingerprint, StepCall};
 use wornpath_index::PodId;
 use wornpath_routing::queue::Priority;
@@ -68,13 +68,13 @@ pub(crate) async fn route(
     worker: &Arc<Worker>,
     ingress: Ingress<'_>,
     arrival: &Arrival,
-    settings: &Settings,
     hints: RouteHints,
     summary: &mut RequestSummary,
 ) -> Result<Routed, ErrorResponse> {
     let gateway = &worker.gateway;
     let arrived = arrival.at;
-    let Ingress { tenant, permit, mut call, reservation, routing_headers: shown } = ingress;
+    let Ingress { settings, tenant, permit, mut call, reservation, routing_headers: shown } =
+        ingress;
     let random = || worker.random();
     let mut trace = gateway.pods().sampler.sample(settings, &call.headers, arrived, random);
     if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
