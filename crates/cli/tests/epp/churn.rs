@@ -51,9 +51,8 @@ struct Fates {
     whole: AtomicUsize,
     /// Broken after the first byte.
     broken: AtomicUsize,
-    failed: Mutex<Vec<String>>,
-    /// Those of whose response not even a status came.
-    unanswered: Mutex<Vec<String>>,
+    /// Without an answer of a pod, by the request's id: why.
+    refused: Mutex<Vec<(String, String)>>,
 }
 
 impl Fates {
@@ -66,12 +65,17 @@ impl Fates {
                 let fate = if is_whole { &self.whole } else { &self.broken };
                 fate.fetch_add(1, Relaxed);
             }
-            Ok(answer) => self.failed.lock().unwrap().push(answer.head + &answer.text),
+            Ok(answer) => {
+                let why = answer.head + &answer.text;
+                self.refused.lock().unwrap().push((id.to_owned(), why));
+            }
             // Envoy cannot end a broken response but by closing the connection.
             Err(broken) if broken.text.contains("data: ") || broken.text.contains('{') => {
                 self.broken.fetch_add(1, Relaxed);
             }
-            Err(_) => self.unanswered.lock().unwrap().push(id.to_owned()),
+            Err(_) => {
+                self.refused.lock().unwrap().push((id.to_owned(), "no answer".to_owned()));
+            }
         }
     }
 }
@@ -124,27 +128,28 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
         }
         over.store(true, Relaxed);
     });
-    for id in &*fates.unanswered.lock().unwrap() {
-        // The pod died between the head of its response and the picker's answer to that head: Envoy
-        // has begun the response, so it retries no more, and has not sent it.
+    let mut begun = 0;
+    let mut failed = Vec::new();
+    for (id, why) in &*fates.refused.lock().unwrap() {
         let details = envoy.details(id);
+        // The pod died after the head of its response had come: Envoy retries no more, although it
+        // has not sent the head to the client yet.
         if details.contains("upstream_reset_after_response_started") {
-            fates.broken.fetch_add(1, Relaxed);
+            begun += 1;
         } else {
-            fates.failed.lock().unwrap().push(format!("no answer: {details}"));
+            failed.push(format!("{details}: {why}"));
         }
     }
     let [whole, broken] = [&fates.whole, &fates.broken].map(|fate| fate.load(Relaxed));
-    let failed = fates.failed.lock().unwrap();
     println!(
         "churn behind Envoy: {} s, {PODS} pods, {CLIENTS} clients, {kills} pods killed: {whole} requests whole, {broken} \
-         broken after the first byte, {} failed before",
+         broken after the first byte, {begun} after the head had come to Envoy, {} failed before",
         time.as_secs(),
         failed.len()
     );
     assert!(failed.is_empty(), "{} failed: {:?}", failed.len(), &failed[..failed.len().min(3)]);
     assert!(
-        whole > 200 && broken > 0,
+        whole > 200 && broken + begun > 0,
         "{whole} whole, {broken} broken: too quiet to prove anything"
     );
     let in_flight = || {
