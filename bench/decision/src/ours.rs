@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::HashKey;
-use wornpath_index::{Moment, 
-    CacheEvent, Capacity, Content, EngineHash, Index, IndexLimits, Parent, StoredBlocks, Tier,
+use wornpath_index::{
+    CacheEvent, Capacity, Content, EngineHash, Index, IndexLimits, Moment, Parent, StoredBlocks,
+    Tier,
 };
 use wornpath_routing::{
     DecisionEnv, DecisionState, Fleet, FleetPod, ModelChoice, Models, Outcome, PodFacts, Profile,

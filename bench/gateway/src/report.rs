@@ -121,8 +121,7 @@ pub(crate) fn scenario_bars(results: &Results) -> Vec<Bar> {
             bars.push(Bar::new(format!("{name}: added p50 / nginx's"), added / nginx, 3.0));
         }
         if results.kinds.contains(&Kind::ManyPods) && scenario.is_for(Kind::ManyPods) {
-            let more =
-                results.compare(at, Kind::ManyPods, ours, |many, few| many.cpu - few.cpu);
+            let more = results.compare(at, Kind::ManyPods, ours, |many, few| many.cpu - few.cpu);
             bars.push(Bar::new(format!("{name}: CPU at 256 pods over 8, µs"), more, 20.0));
         }
     }

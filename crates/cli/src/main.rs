@@ -51,6 +51,7 @@ enum Command {
     Completions(completions::CompletionsArguments),
     Demo(demo::DemoArguments),
     Engine(Box<engine::EngineArguments>),
+    Epp(Box<serve::EppArguments>),
     Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
     Man(man::ManArguments),
@@ -91,6 +92,7 @@ fn run() -> anyhow::Result<ExitCode> {
         }
         Command::Demo(arguments) => demo::run(&arguments, out),
         Command::Engine(arguments) => engine::run(&arguments, out).map(done),
+        Command::Epp(arguments) => serve::run(&arguments.serve(), out),
         Command::Explain(arguments) => explain::run(&arguments, out),
         Command::Events(arguments) => events::run(&arguments, out).map(done),
         Command::Man(arguments) => man::run(&arguments, Arguments::command(), out).map(done),

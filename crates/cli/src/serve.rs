@@ -12,7 +12,7 @@ use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DatabaseSettings, DebugHeaders,
-    EventSource, ModelSettings, PodConfig, SecretFile, Settings,
+    Destinations, EppSettings, EventSource, ModelSettings, PodConfig, SecretFile, Settings,
 };
 use wornpath_config::{Config, Tokenizers};
 use wornpath_events::has_password;
@@ -30,7 +30,7 @@ mod arguments;
 mod policy;
 mod tenants;
 
-pub(crate) use arguments::ServeArguments;
+pub(crate) use arguments::{EppArguments, ServeArguments};
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
@@ -78,7 +78,14 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     let served = serve(settings, set_up, |serving| {
         let client = format!("{client_scheme}://{}", serving.client);
         let admin = admin.get().map(|admin| format!("{admin_scheme}://{admin}"));
-        written = print_addresses(out, &client, admin.as_deref());
+        let grpc = |address| format!("grpc://{address}");
+        let named = [
+            ("listening", Some(client)),
+            ("admin", admin),
+            ("epp", serving.epp.map(grpc)),
+            ("epp health", serving.epp_health.map(grpc)),
+        ];
+        written = print_addresses(out, named);
     });
     written?;
     match served {
@@ -138,12 +145,35 @@ fn disable_huge_pages() {
     }
 }
 
-fn print_addresses(out: &mut impl Write, client: &str, admin: Option<&str>) -> std::io::Result<()> {
-    writeln!(out, "listening: {client}")?;
-    if let Some(admin) = admin {
-        writeln!(out, "admin: {admin}")?;
+fn print_addresses<const N: usize>(
+    out: &mut impl Write,
+    named: [(&str, Option<String>); N],
+) -> std::io::Result<()> {
+    for (name, address) in named {
+        if let Some(address) = address {
+            writeln!(out, "{name}: {address}")?;
+        }
     }
     out.flush()
+}
+
+/// The endpoint picker of the file, with the addresses of the command line.
+fn epp(arguments: &ServeArguments, from_file: Option<EppSettings>) -> Option<EppSettings> {
+    let default = arguments.epp_default;
+    let address = arguments.epp.or(default.map(|(address, _)| address));
+    let mut epp = match from_file {
+        Some(epp) => epp,
+        None => {
+            let health = default.map(|(_, health)| health);
+            EppSettings { health, ..EppSettings::at(address?) }
+        }
+    };
+    epp.address = arguments.epp.unwrap_or(epp.address);
+    epp.health = arguments.epp_health.or(epp.health);
+    if arguments.one_destination {
+        epp.destinations = Destinations::One;
+    }
+    Some(epp)
 }
 
 /// The settings of the file, overridden by the command line.
@@ -164,6 +194,11 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.reveal = DebugHeaders::Pod;
     }
     settings.admin = arguments.admin.or(settings.admin);
+    settings.epp = epp(arguments, settings.epp);
+    ensure!(
+        settings.epp.is_some() || (arguments.epp_health.is_none() && !arguments.one_destination),
+        "--epp-health and --one-destination are of the endpoint picker, which is disabled; give --epp ADDRESS:PORT"
+    );
     let keys = tenants::given_keys(&arguments.api_key, &arguments.api_key_file)?;
     tenants::set(&keys, &mut settings.tenants)?;
     ensure!(

@@ -318,6 +318,8 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
         settings.admin_token = token;
         settings.tls.admin = tls;
     }
+    settings.epp.clone_from(&listen.epp);
+    settings.tls.epp = listen.epp_tls.clone().map(ListenerTls::with_http2);
     let events = listen.events.as_ref().and_then(|events| events.tls.clone());
     settings.tls.events =
         if cfg!(feature = "grpc") { events.map(ListenerTls::with_http2) } else { events };

@@ -45,9 +45,9 @@ pub use sections::models::{ModelConfig, TokenizerChoice};
 pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
-    BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
-    GatewayLimits, IsolationRules, Listeners, ModelSettings, NamedProfile, OFFLINE, RouteSettings,
-    Settings, StreamUsage, TelemetrySettings, TenantSettings,
+    BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders,
+    Destinations, Drain, EppSettings, GatewayLimits, IsolationRules, Listeners, ModelSettings,
+    NamedProfile, OFFLINE, RouteSettings, Settings, StreamUsage, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

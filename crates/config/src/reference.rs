@@ -6,7 +6,7 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    batch, checkpoint, discovery, kubernetes, limits, listen, models, password, pods, routes,
+    batch, checkpoint, discovery, epp, kubernetes, limits, listen, models, password, pods, routes,
     sources, telemetry, tenants, tls,
 };
 
@@ -30,6 +30,11 @@ const PARTS: &[ReferencePart] = &[
         "listen.admin, listen.events",
         "An address, or a map. Both listeners are disabled by default.",
         listen::GUARDED,
+    ),
+    (
+        "listen.epp",
+        "The endpoint picker of a Gateway API Inference Extension ([page](endpoint-picker.md)): an address, or a map. Disabled by default; needs the feature `grpc`.",
+        epp::EPP,
     ),
     (
         "listen.*.tls",

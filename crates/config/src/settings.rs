@@ -24,6 +24,8 @@ pub struct Settings {
     pub client: SocketAddr,
     /// Address of the admin plane, if enabled.
     pub admin: Option<SocketAddr>,
+    /// The endpoint picker, if enabled.
+    pub epp: Option<EppSettings>,
     /// Digest of the admin token; optional on a loopback address.
     pub admin_token: Option<KeyDigest>,
     /// TLS settings of the listeners.
@@ -103,6 +105,7 @@ impl Default for Settings {
         Self {
             client: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin: None,
+            epp: None,
             admin_token: None,
             tls: Listeners::default(),
             egress_policy: Arc::default(),
@@ -142,6 +145,39 @@ pub struct Listeners {
     pub admin: Option<ListenerTls>,
     /// The listener for pushed events.
     pub events: Option<ListenerTls>,
+    /// The endpoint picker.
+    pub epp: Option<ListenerTls>,
+}
+
+/// The endpoint picker: where data planes ask it, and how it answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EppSettings {
+    /// Address of the external processing service.
+    pub address: SocketAddr,
+    /// Address of a listener for health checks alone.
+    pub health: Option<SocketAddr>,
+    /// How many pods an answer names.
+    pub destinations: Destinations,
+    /// The priorities of objectives.
+    pub objectives: Vec<(String, Priority)>,
+}
+
+impl EppSettings {
+    /// The defaults, at this address.
+    #[must_use]
+    pub const fn at(address: SocketAddr) -> Self {
+        Self { address, health: None, destinations: Destinations::List, objectives: Vec::new() }
+    }
+}
+
+/// How many pods an answer of the endpoint picker names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Destinations {
+    /// The chosen one and its fallbacks.
+    #[default]
+    List,
+    /// The chosen one.
+    One,
 }
 
 /// A model with a tokenizer, a block size or aliases.

@@ -67,7 +67,7 @@ impl ListenerTls {
 
     /// Offers HTTP/2 as well, for gRPC.
     #[must_use]
-    pub(crate) fn with_http2(mut self) -> Self {
+    pub fn with_http2(mut self) -> Self {
         let config = Arc::make_mut(&mut self.config);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         self

@@ -132,7 +132,7 @@ pub struct Endpoint {
     /// Whether the breaker has state to clear: if not, a success costs one load.
     is_troubled: AtomicBool,
     /// Whether the engine can be asked for the token counts of a stream.
-    pub(crate) usage: UsageSupport,
+    pub usage: UsageSupport,
     created: Instant,
     /// The last activity, in milliseconds since `created`, plus one; zero if there was none.
     last_activity_ms: AtomicU64,
@@ -275,6 +275,12 @@ impl Endpoint {
         &self.host
     }
 
+    /// The IP address and port; none if the URL has a host name.
+    #[must_use]
+    pub const fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
     /// The value of the `host` header.
     #[must_use]
     pub const fn authority(&self) -> &HeaderValue {
@@ -296,11 +302,12 @@ impl Endpoint {
     }
 
     /// A call begins. Returns whether it is a trial, whose end [`Self::trial_ended`] must report.
-    pub(crate) fn begin_call(&self) -> bool {
+    pub fn begin_call(&self) -> bool {
         self.is_troubled.load(Relaxed) && self.change(CircuitBreaker::begin_call)
     }
 
-    pub(crate) fn trial_ended(&self) {
+    /// A trial has ended.
+    pub fn trial_ended(&self) {
         self.change(CircuitBreaker::trial_ended);
     }
 

@@ -15,10 +15,13 @@
 //! - [`observe`]: metrics, traces, recordings
 //! - [`fleet`]: pods, their events and where they come from
 //! - [`proxy`]: the life of a request, one file a stage
+//! - `ext_proc`: the endpoint picker, a front for data planes
 //! - [`http`]: the server
 #![forbid(unsafe_code)]
 
 mod dialect;
+#[cfg(feature = "grpc")]
+mod ext_proc;
 #[cfg(debug_assertions)]
 mod fault;
 pub mod fleet;

@@ -213,10 +213,14 @@ impl<'a> DecisionRun<'a, '_, '_> {
         selection.candidates.clear();
         selection.most_fallbacks = step.rules.fallbacks;
         let with_role = fleet.with_role(&step.rules.role).iter().copied();
-        if excluded.is_empty() {
+        let allowed = self.context.request.allowed.as_deref();
+        if excluded.is_empty() && allowed.is_none() {
             selection.candidates.extend(with_role);
         } else {
-            let is_allowed = |at: &Candidate| !excluded.contains(&fleet[*at].id());
+            let is_allowed = |at: &Candidate| {
+                let id = fleet[*at].id();
+                !excluded.contains(&id) && allowed.is_none_or(|allowed| allowed.contains(&id))
+            };
             selection.candidates.extend(with_role.filter(is_allowed));
         }
         let decision = Decision {
@@ -344,7 +348,8 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let request = &self.context.request;
         let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        let tenant = Tenant(request.tenant.as_ref().map_or(0, Name::key));
+        let tenant = request.tenant.as_ref().or(request.fairness.as_ref());
+        let tenant = Tenant(tenant.map_or(0, Name::key));
         let shares = &self.profile.holding.shares;
         let share = shares.iter().find(|(known, _)| *known == tenant);
         Hold {

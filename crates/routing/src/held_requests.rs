@@ -16,7 +16,7 @@ use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::Profile;
 use crate::request::Request;
 use crate::slot::RoutingContext;
-use crate::stage::Rejection;
+use crate::stage::{Rejection, RejectionCause};
 use crate::wait_queue::{
     Enqueued, Priority, QueueEntry, QueueFull, QueueRules, QueueRulesError, Ticket, WaitQueue,
 };
@@ -142,7 +142,10 @@ fn expired(request: &Request, fleet: &Fleet) -> Rejection {
         is_up && (models.is_empty() || models.contains(&request.model.base))
     };
     let why = "no pod had room before the deadline";
-    if fleet.pods().iter().any(serves) { Rejection::busy(why) } else { Rejection::unavailable(why) }
+    if !fleet.pods().iter().any(serves) {
+        return Rejection::unavailable(why);
+    }
+    Rejection { cause: RejectionCause::Expired, ..Rejection::busy(why) }
 }
 
 #[cfg(test)]

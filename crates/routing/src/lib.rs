@@ -94,7 +94,7 @@ pub use slot::{
 };
 pub use stage::{
     CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
-    Preparing, Rejection, Scale, Score, Stage, WhenEmpty,
+    Preparing, Rejection, RejectionCause, Scale, Score, Stage, WhenEmpty,
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;

@@ -3,6 +3,8 @@
 //! The gateway extracts what routing needs from the body and the headers, and keeps the body. Names
 //! that clients choose stay text: only a profile gives them a meaning.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 use wornpath_blocks::EncodeLimits;
 use wornpath_index::{Moment, PodId};
@@ -41,6 +43,11 @@ pub struct Request {
     pub weight: u32,
     /// The pod that an offline plan assigned it to. Never set by a client.
     pub planned: Option<PodId>,
+    /// The pods that may serve it, if what is in front of the router allows only some. Never set by
+    /// a client.
+    pub allowed: Option<Arc<[PodId]>>,
+    /// Whose share of the wait queue it takes from, where it has no tenant.
+    pub fairness: Option<Name>,
     /// When it arrived.
     pub arrival: Moment,
     /// The wall-clock time of arrival, in seconds since 1970: some chat templates print the date.

@@ -44,7 +44,11 @@ impl Selector {
     ) -> Result<Vec<&'static str>, NoCandidate> {
         let mut skipped = Vec::new();
         if buffers.candidates.is_empty() {
-            let reason = format!("no pod has the role `{}`", decision.role());
+            let among = match decision.request().allowed {
+                Some(_) => " among those that the data plane allows",
+                None => "",
+            };
+            let reason = format!("no pod has the role `{}`{among}", decision.role());
             return Err(NoCandidate::Reject(Rejection::unavailable(&reason)));
         }
         for ConfiguredFilter { name, filter, when_empty } in &self.filters {

@@ -29,6 +29,7 @@
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wornpath_blocks::{BlockHash, EncodeLimits};
@@ -229,6 +230,11 @@ impl RoutingContext {
     /// Limits how far the prompt is tokenized.
     pub const fn set_encode_limits(&mut self, limits: EncodeLimits) {
         self.request.encode_limits = limits;
+    }
+
+    /// Limits the pods that a further decision may choose.
+    pub fn set_allowed(&mut self, pods: Arc<[PodId]>) {
+        self.request.allowed = Some(pods);
     }
 
     /// Prepares the request without reading its prompt.

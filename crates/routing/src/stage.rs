@@ -407,25 +407,50 @@ pub struct Rejection {
     pub reason: String,
     /// When a retry may succeed.
     pub retry_after: Option<Duration>,
+    /// What it is about, for callers that must tell more than the status.
+    pub cause: RejectionCause,
+}
+
+/// What a rejection is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RejectionCause {
+    /// No pod can serve the request.
+    NoPod,
+    /// Pods, queues or memory are full.
+    Saturated,
+    /// The request waited until its deadline.
+    Expired,
+    /// The router is shutting down.
+    ShuttingDown,
+    /// The request itself.
+    Request,
 }
 
 impl Rejection {
     /// 503: no pod can serve the request now.
     #[must_use]
     pub fn unavailable(reason: &str) -> Self {
-        Self { status: 503, reason: reason.into(), retry_after: Some(Duration::from_secs(1)) }
+        let retry_after = Some(Duration::from_secs(1));
+        Self { status: 503, reason: reason.into(), retry_after, cause: RejectionCause::NoPod }
+    }
+
+    /// 503: the router is shutting down.
+    #[must_use]
+    pub fn shutting_down() -> Self {
+        let cause = RejectionCause::ShuttingDown;
+        Self { cause, ..Self::unavailable("the gateway is shutting down") }
     }
 
     /// 429: every pod is busy.
     #[must_use]
     pub fn busy(reason: &str) -> Self {
-        Self { status: 429, ..Self::unavailable(reason) }
+        Self { status: 429, cause: RejectionCause::Saturated, ..Self::unavailable(reason) }
     }
 
     /// The request itself is at fault; a retry does not help.
     #[must_use]
     pub fn refused(status: u16, reason: impl Into<String>) -> Self {
-        Self { status, reason: reason.into(), retry_after: None }
+        Self { status, reason: reason.into(), retry_after: None, cause: RejectionCause::Request }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::numbers;
 use clap::Args;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -16,6 +16,36 @@ Examples:
 
 Without --tokenizer, prompts are compared by their text, and the router knows only the prompts that it has routed
 itself; with it, the router follows the cache events of the engines.";
+
+/// Shown by `wornpath epp --help` after the options.
+const MORE_OF_EPP: &str = "\
+Examples:
+  wornpath epp -c wornpath.yaml
+  wornpath epp --pod http://10.0.0.1:8000 --pod http://10.0.0.2:8000
+  wornpath epp --pod http://10.0.0.1:8000,events=zmq://10.0.0.1:5557 --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
+
+It is `wornpath serve` with an endpoint picker at 0.0.0.0:9002 and its health checks at 0.0.0.0:9003, unless --epp,
+--epp-health or the file say otherwise. Metrics are at the address for clients.";
+
+/// Pick endpoints for Envoy and other data planes (Gateway API Inference Extension)
+#[derive(Args, Clone)]
+#[command(after_long_help = MORE_OF_EPP)]
+pub(crate) struct EppArguments {
+    #[command(flatten)]
+    serve: ServeArguments,
+}
+
+impl EppArguments {
+    /// Where endpoint pickers listen.
+    const PICKER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9002);
+    const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9003);
+
+    /// The same as arguments of `serve`.
+    pub(crate) fn serve(&self) -> ServeArguments {
+        let epp_default = Some((Self::PICKER, Self::HEALTH));
+        ServeArguments { epp_default, ..self.serve.clone() }
+    }
+}
 
 /// Serve OpenAI's and Anthropic's APIs in front of a fleet of engines
 #[derive(Args, Clone)]
@@ -48,6 +78,18 @@ pub(crate) struct ServeArguments {
     /// Address and port of the admin plane, for operators
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(super) admin: Option<SocketAddr>,
+    /// Address and port of the endpoint picker, for Envoy and other data planes; see `wornpath epp`
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(super) epp: Option<SocketAddr>,
+    /// Address and port of one more listener for gRPC health checks, without TLS
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(super) epp_health: Option<SocketAddr>,
+    /// The endpoint picker names one pod, without fallbacks, as Envoy's ORIGINAL_DST clusters need
+    #[arg(long)]
+    pub(super) one_destination: bool,
+    /// Where the endpoint picker and its health checks are, if neither the file nor an option says.
+    #[arg(skip)]
+    pub(super) epp_default: Option<(SocketAddr, SocketAddr)>,
     /// API key that clients must send; `NAME=KEY` also names its tenant, and overrides the key of a
     /// tenant of that name in the file; may be repeated. A key that ends in `=` can be given
     /// without a name if it is long, as base64 is. Other users of the machine see the options of a

@@ -66,6 +66,15 @@ const ROWS: &[Row] = &[
         by_file: "127.0.0.2:9000", by_both: "127.0.0.2:9001" },
     Row { flag: "admin", file: "listen: {admin: \"127.0.0.1:9000\"}", given: &["--admin", "127.0.0.1:9001"], read: |settings| format!("{:?}", settings.admin),
         by_file: "Some(127.0.0.1:9000)", by_both: "Some(127.0.0.1:9001)" },
+    Row { flag: "epp", file: "listen: {epp: \"127.0.0.1:9000\"}", given: &["--epp", "127.0.0.1:9001"],
+        read: |settings| format!("{:?}", settings.epp.as_ref().map(|epp| epp.address)),
+        by_file: "Some(127.0.0.1:9000)", by_both: "Some(127.0.0.1:9001)" },
+    Row { flag: "epp-health", file: "listen: {epp: {address: \"127.0.0.1:9000\", health: \"127.0.0.1:9001\"}}", given: &["--epp-health", "127.0.0.1:9002"],
+        read: |settings| format!("{:?}", settings.epp.as_ref().and_then(|epp| epp.health)),
+        by_file: "Some(127.0.0.1:9001)", by_both: "Some(127.0.0.1:9002)" },
+    Row { flag: "one-destination", file: "listen: {epp: \"127.0.0.1:9000\"}", given: &["--one-destination"],
+        read: |settings| format!("{:?}", settings.epp.as_ref().map(|epp| epp.destinations)),
+        by_file: "Some(List)", by_both: "Some(One)" },
     // Of a tenant that the file has, the key of the command line counts, and what else the file
     // says of it.
     Row { flag: "api-key", file: "tenants: [{name: t, quota: 7, key_digest: \"sha256:cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4\"}]",
@@ -257,6 +266,7 @@ fn a_flag_without_effect_is_refused_with_the_cure() {
         (&["--pod", "http://127.0.0.1:1/"][..], "the file already lists it as `127.0.0.1:1`"),
         (&["--pod-key-file", "of-flag"], "set `key_file` of pods in the file"),
         (&["--isolate-tenants"], "or list `tenants` in the file"),
+        (&["--one-destination"], "give --epp ADDRESS:PORT"),
         (
             &["--policy", "round-robbin"],
             "give the path of a .yaml file, or one of cache-affinity, cache-aware,",

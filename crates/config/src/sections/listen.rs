@@ -4,10 +4,11 @@ use std::net::{AddrParseError, SocketAddr};
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, SettingEntry, Span, Takes, Yaml};
 
-use super::tls;
+use super::{epp, tls};
 use crate::diagnostics::{DIGEST_CURE, Diagnostics};
 use crate::secret::KeyDigest;
 use crate::section::{Section, refused};
+use crate::settings::EppSettings;
 use crate::tls::ListenerTls;
 
 /// The listeners.
@@ -21,6 +22,10 @@ pub struct Listen {
     pub admin: Option<ListenerGuard>,
     /// For events that sidecars push, if enabled.
     pub events: Option<ListenerGuard>,
+    /// For data planes that ask for endpoints, if enabled.
+    pub epp: Option<EppSettings>,
+    /// Its TLS settings, if enabled.
+    pub epp_tls: Option<ListenerTls>,
 }
 
 /// A listener that requires a token or client certificates, unless its address is a loopback
@@ -59,9 +64,12 @@ pub(crate) fn listen(root: &Node, diagnostics: &mut Diagnostics) -> Listen {
         return Listen::default();
     };
     let entry = SettingEntry { name: "listen", span: node.span, settings };
-    Section::read(entry, &[], &["client", "admin", "events"], &mut diagnostics.problems);
+    Section::read(entry, &[], &["client", "admin", "events", "epp"], &mut diagnostics.problems);
     let (client, client_tls) = client(node.get("client"), diagnostics);
+    let (epp, epp_tls) = epp::epp(node.get("epp"), diagnostics).unzip();
     let listen = Listen {
+        epp,
+        epp_tls: epp_tls.flatten(),
         client,
         client_tls,
         admin: guarded(node.get("admin"), "admin", diagnostics),
@@ -74,7 +82,7 @@ pub(crate) fn listen(root: &Node, diagnostics: &mut Diagnostics) -> Listen {
 impl Default for Listen {
     fn default() -> Self {
         let client = CLIENT.parse().expect("the default address is tested to be one");
-        Self { client, client_tls: None, admin: None, events: None }
+        Self { client, client_tls: None, admin: None, events: None, epp: None, epp_tls: None }
     }
 }
 
@@ -175,13 +183,16 @@ fn check_distinct_addresses(node: &Node, listen: &Listen, diagnostics: &mut Diag
         ("client", Some(listen.client)),
         ("admin", listen.admin.as_ref().map(|guarded| guarded.address)),
         ("events", listen.events.as_ref().map(|guarded| guarded.address)),
+        ("epp", listen.epp.as_ref().map(|epp| epp.address)),
+        ("epp.health", listen.epp.as_ref().and_then(|epp| epp.health)),
     ];
     for (at, (key, address)) in all.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         let Some((other, _)) = all[..at].iter().find(|(_, other)| *other == Some(address)) else {
             continue;
         };
-        let span = node.get(key).map_or(node.span, |node| node.span);
+        let key_node = node.get(key.split('.').next().unwrap_or(key));
+        let span = key_node.map_or(node.span, |node| node.span);
         let message = format!("`{key}` and `{other}` both listen on {address}");
         let problem = Problem::new(ProblemKind::Twice, span, message);
         diagnostics.problems.push(problem.cure("give each listener its own port"));

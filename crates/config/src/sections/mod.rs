@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
 pub(crate) mod discovery;
+pub(crate) mod epp;
 pub(crate) mod kubernetes;
 pub(crate) mod limits;
 pub(crate) mod listen;

@@ -9,6 +9,9 @@
 use crate::fleet::checkpoint;
 use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
+use crate::http::front::{Accepted, Front, Phase};
+#[cfg(feature = "grpc")]
+use crate::http::grpc;
 use crate::http::router::respond;
 use crate::listener::{Acceptor, set_user_timeout};
 use crate::proxy::gateway::Gateway;
@@ -34,6 +37,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use wornpath_config::{GatewayLimits, Settings};
 use wornpath_events::{EventPods, run_timers};
 use wornpath_execution::{limit_idle_connections, run_coarse_timer};
@@ -44,10 +48,10 @@ pub enum ServeError {
     /// The settings cannot be used.
     #[error(transparent)]
     Settings(#[from] ApplyError),
-    /// The client address cannot be bound.
+    /// An address cannot be bound.
     #[error("cannot listen at {address}: {cause}")]
     Listen {
-        /// The configured client address.
+        /// The configured address.
         address: SocketAddr,
         /// The error of the operating system.
         cause: std::io::Error,
@@ -70,16 +74,34 @@ const CONNECTION: TaskName = TaskName::new("client connection");
 pub struct RunningServer {
     /// The address that clients connect to, with the port that was bound.
     pub client: SocketAddr,
+    /// The address that data planes connect to, with the port that was bound.
+    pub epp: Option<SocketAddr>,
+    /// The address of the picker's health checks, with the port that was bound.
+    pub epp_health: Option<SocketAddr>,
 }
 
-/// The phase of the server's life, announced to all workers; phases only advance.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Phase {
-    Serving,
-    /// Each connection closes after the request in flight on it.
-    Draining,
-    /// Workers stop, whatever is in flight.
-    Stopped,
+impl RunningServer {
+    fn at(listeners: &[(Front, TcpListener)]) -> std::io::Result<Self> {
+        let at = |front| {
+            let mut of_front = listeners.iter().filter(|(known, _)| *known == front);
+            of_front.next().map(|(_, listener)| listener.local_addr()).transpose()
+        };
+        let client = at(Front::Client)?.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
+        Ok(Self { client, epp: at(Front::Epp)?, epp_health: at(Front::EppHealth)? })
+    }
+}
+
+/// The addresses to listen at.
+fn addresses(settings: &Settings) -> Result<Vec<(Front, SocketAddr)>, ServeError> {
+    let mut all = vec![(Front::Client, settings.client)];
+    if let Some(epp) = &settings.epp {
+        if cfg!(not(feature = "grpc")) {
+            return Err(ServeError::Setup("`listen.epp` needs the feature `grpc`".into()));
+        }
+        all.push((Front::Epp, epp.address));
+        all.extend(epp.health.map(|health| (Front::EppHealth, health)));
+    }
+    Ok(all)
 }
 
 /// Serves until the process gets a shutdown signal and the requests in flight have drained.
@@ -96,7 +118,7 @@ pub fn serve(
     started: impl FnOnce(&RunningServer),
 ) -> Result<(), ServeError> {
     let workers = settings.workers.get();
-    let address = settings.client;
+    let addresses = addresses(&settings)?;
     let background = Builder::new_multi_thread()
         // One worker thread, so that one heartbeat covers everything that runs there.
         .worker_threads(1)
@@ -110,10 +132,13 @@ pub fn serve(
     let watched = gateway.threads().add("background").beat_on(background.handle());
     with(&gateway).map_err(ServeError::Setup)?;
     let accept_runtime = Builder::new_current_thread().enable_all().build()?;
-    let listener = accept_runtime
-        .block_on(TcpListener::bind(address))
-        .map_err(|cause| ServeError::Listen { address, cause })?;
-    let running = RunningServer { client: listener.local_addr()? };
+    let mut listeners = Vec::with_capacity(addresses.len());
+    for (front, address) in addresses {
+        let listener = accept_runtime.block_on(TcpListener::bind(address));
+        let listener = listener.map_err(|cause| ServeError::Listen { address, cause })?;
+        listeners.push((front, listener));
+    }
+    let running = RunningServer::at(&listeners)?;
     // Before `started`: its caller may send a shutdown signal at once.
     let owner = Arc::clone(&gateway);
     let (shutdown, signals) = listen(gateway.pods().clock(), move || owner.settings().drain)?;
@@ -142,7 +167,7 @@ pub fn serve(
         started(&running);
         ServiceManager::from_environment().notify("READY=1");
         accept_runtime
-            .block_on(accept_until_shutdown(listener, inboxes, &gateway, &shutdown, &phase));
+            .block_on(accept_until_shutdown(listeners, inboxes, &gateway, &shutdown, &phase));
         // The scope joins the workers; if one is stuck, the watchdog ends the process.
         Ok(())
     });
@@ -156,7 +181,7 @@ pub fn serve(
 
 /// Starts the background tasks, accepts connections until the shutdown signal, then drains.
 async fn accept_until_shutdown(
-    listener: TcpListener,
+    listeners: Vec<(Front, TcpListener)>,
     inboxes: Vec<WorkerInbox>,
     gateway: &Arc<Gateway>,
     shutdown: &Shutdown,
@@ -184,8 +209,12 @@ async fn accept_until_shutdown(
         supervisor.gateway.wait_queue.run_poller(&*supervisor).await
     };
     supervise(&Handle::current(), "wait queue poller", &supervisor, run_poller);
-    let accept = accept(listener, inboxes, Arc::clone(gateway));
-    let accepting = tokio::spawn(named("accept connections", accept));
+    let inboxes: Arc<[WorkerInbox]> = inboxes.into();
+    let accepting = listeners.into_iter().map(|(front, listener)| {
+        let accept = accept(front, listener, Arc::clone(&inboxes), Arc::clone(gateway));
+        tokio::spawn(named("accept connections", accept))
+    });
+    let accepting: Vec<_> = accepting.collect();
     let mut signals = shutdown.signals();
     // It never fails: `shutdown` holds the sender.
     let _ = signals.wait_for(|count| *count >= 1).await;
@@ -198,7 +227,7 @@ async fn accept_until_shutdown(
         () = tokio::time::sleep(drain.lame_duck) => false,
         _ = &mut second_signal => true,
     };
-    accepting.abort();
+    accepting.iter().for_each(JoinHandle::abort);
     // It fails only if all workers have stopped.
     let _ = phase.send(Phase::Draining);
     let all_closed = async {
@@ -262,18 +291,14 @@ impl DescriptorShares {
 
 /// The sending end of a worker's connection queue.
 struct WorkerInbox {
-    connections: mpsc::Sender<std::net::TcpStream>,
+    connections: mpsc::Sender<Accepted>,
     heartbeat: Arc<Heartbeat>,
 }
 
 /// Assigns a connection to the next worker, round robin, that is not stuck and whose inbox is not
 /// full. If there is none, waits for the first that is only full; if all are stuck, for the next.
 /// False if that worker has stopped.
-async fn assign(
-    inboxes: &[WorkerInbox],
-    next: &mut usize,
-    mut stream: std::net::TcpStream,
-) -> bool {
+async fn assign(inboxes: &[WorkerInbox], next: &mut usize, mut stream: Accepted) -> bool {
     let first = *next;
     let mut first_full = None;
     *next = (first + 1) % inboxes.len();
@@ -293,7 +318,12 @@ async fn assign(
     inboxes[first_full.unwrap_or(first)].connections.send(stream).await.is_ok()
 }
 
-async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<Gateway>) {
+async fn accept(
+    front: Front,
+    listener: TcpListener,
+    inboxes: Arc<[WorkerInbox]>,
+    gateway: Arc<Gateway>,
+) {
     let shares = DescriptorShares::of_process();
     limit_idle_connections(shares.idle);
     let configured = gateway.settings().limits.connections;
@@ -305,7 +335,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
              it (`ulimit -n`, `LimitNOFILE`)"
         );
     }
-    let mut acceptor = Acceptor::new(Arc::new(listener), "client");
+    let mut acceptor = Acceptor::new(Arc::new(listener), front.name());
     let mut next = 0;
     loop {
         while gateway.connections() >= gateway.settings().limits.connections.min(shares.clients) {
@@ -323,7 +353,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
         }
         gateway.connection_count().fetch_add(1, Relaxed);
         let is_assigned = match stream.into_std() {
-            Ok(stream) => assign(&inboxes, &mut next, stream).await,
+            Ok(stream) => assign(&inboxes, &mut next, Accepted { front, stream }).await,
             Err(_) => false,
         };
         if !is_assigned {
@@ -335,7 +365,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
 /// Serves the connections that a worker is assigned, until the server stops.
 async fn run_worker(
     worker: Arc<Worker>,
-    mut connections: mpsc::Receiver<std::net::TcpStream>,
+    mut connections: mpsc::Receiver<Accepted>,
     mut phases: watch::Receiver<Phase>,
 ) {
     tokio::spawn(run_coarse_timer());
@@ -347,7 +377,7 @@ async fn run_worker(
             _ = &mut stopped => return,
             stream = connections.recv() => stream,
         };
-        let Some(stream) = stream else {
+        let Some(Accepted { front, stream }) = stream else {
             stopped.await;
             return;
         };
@@ -355,7 +385,7 @@ async fn run_worker(
         let address = stream.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip());
         let counted = CountedConnection { worker: Arc::clone(&worker), address };
         if let Ok(stream) = TcpStream::from_std(stream) {
-            tokio::spawn(connection(stream, counted, connection_phases.clone()));
+            tokio::spawn(connection(front, stream, counted, connection_phases.clone()));
         }
     }
 }
@@ -373,18 +403,25 @@ impl Drop for CountedConnection {
     }
 }
 
-async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch::Receiver<Phase>) {
+async fn connection(
+    front: Front,
+    stream: TcpStream,
+    counted: CountedConnection,
+    phases: watch::Receiver<Phase>,
+) {
     let settings = counted.worker.gateway.settings();
-    let tls = settings.tls.client.clone();
+    let tls = front.tls(&settings);
     let limits = settings.limits;
     drop(settings);
     match tls {
-        None => serve_connection(stream, counted, phases, limits).await,
+        None => serve_connection(front, stream, counted, phases, limits).await,
         Some(tls) => {
             // Without a handshake there is no way to send the client an error: only log it.
             let handshake = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
             match handshake {
-                Ok(Ok(stream)) => serve_connection(stream, counted, phases, limits).await,
+                Ok(Ok(stream)) => {
+                    serve_connection(front, stream, counted, phases, limits).await;
+                }
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake with a client failed"),
                 Err(_) => tracing::debug!("TLS handshake with a client timed out"),
             }
@@ -393,11 +430,17 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
 }
 
 async fn serve_connection(
+    front: Front,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     counted: CountedConnection,
     mut phases: watch::Receiver<Phase>,
     limits: GatewayLimits,
 ) {
+    #[cfg(feature = "grpc")]
+    if front != Front::Client {
+        let CountedConnection { worker, address } = &counted;
+        return grpc::serve_connection(stream, worker, *address, phases).await;
+    }
     let CountedConnection { worker, address } = &counted;
     let service = service_fn(|request| respond(Arc::clone(worker), request, *address));
     let connection = http1::Builder::new()
@@ -463,7 +506,10 @@ mod tests {
     #[tokio::test]
     async fn connections_are_assigned_round_robin_but_not_to_stuck_or_full_workers() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = || std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = || Accepted {
+            front: Front::Client,
+            stream: std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+        };
         let threads = Threads::default();
         let mut next = 0;
         let (inboxes, mut workers): (Vec<_>, Vec<_>) = (0..3)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_config::GatewayLimits;
 use wornpath_execution::spend_coop_budget;
-use wornpath_routing::{Name, Rejection};
+use wornpath_routing::{Name, Rejection, RejectionCause};
 
 /// How long the rest of a refused body is discarded.
 const LINGER: Duration = Duration::from_secs(2);
@@ -63,7 +63,10 @@ impl From<BodyError> for ErrorResponse {
             BodyError::TooLarge(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, message),
             BodyError::Pace(PaceError::Closed(_)) => Self::bad(message),
             BodyError::Pace(_) => Self::new(StatusCode::REQUEST_TIMEOUT, message),
-            BodyError::Full(_) => Rejection::unavailable(&message).into(),
+            BodyError::Full(_) => {
+                let cause = RejectionCause::Saturated;
+                Rejection { cause, ..Rejection::unavailable(&message) }.into()
+            }
         }
     }
 }

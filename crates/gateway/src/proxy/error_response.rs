@@ -6,19 +6,21 @@ use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use std::time::Duration;
 use wornpath_execution::CallFailure;
-use wornpath_routing::Rejection;
+use wornpath_routing::{Rejection, RejectionCause};
 
 /// The error that a refused or failed request is answered with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ErrorResponse {
     pub(crate) status: StatusCode,
     message: String,
-    retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
+    /// What a rejection is about; none for an error of one call or of the request.
+    pub(crate) cause: Option<RejectionCause>,
 }
 
 impl ErrorResponse {
     pub(crate) const fn new(status: StatusCode, message: String) -> Self {
-        Self { status, message, retry_after: None }
+        Self { status, message, retry_after: None, cause: None }
     }
 
     pub(crate) const fn bad(message: String) -> Self {
@@ -30,12 +32,16 @@ impl ErrorResponse {
         &self.message
     }
 
+    /// The body in the form that clients of the API expect.
+    #[must_use]
+    pub(crate) fn body(&self, api: Api) -> String {
+        api.dialect().error_body(kind(self.status), self.status, &self.message).to_string()
+    }
+
     /// The response in the form that clients of the API expect.
     #[must_use]
     pub fn response(&self, api: Api) -> Response<ClientReply> {
-        let kind = kind(self.status);
-        let body = api.dialect().error_body(kind, self.status, &self.message).to_string();
-        let mut response = Response::new(ClientReply::whole(body.into()));
+        let mut response = Response::new(ClientReply::whole(self.body(api).into()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -53,6 +59,7 @@ impl From<Rejection> for ErrorResponse {
             status: status.unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
             message: rejection.reason,
             retry_after: rejection.retry_after,
+            cause: Some(rejection.cause),
         }
     }
 }
@@ -63,6 +70,7 @@ impl From<CallFailure> for ErrorResponse {
             status: failure.status(),
             message: failure.to_string(),
             retry_after: failure.retry_after(),
+            cause: None,
         }
     }
 }

@@ -117,7 +117,7 @@ impl Router for Replanner<'_> {
         if retry.step.is_none() && self.lease.is_some_and(KvLease::has_client_left) {
             return Err(Rejection::unavailable("the client disconnected"));
         }
-        let closed = || Rejection::unavailable("the gateway is shutting down");
+        let closed = Rejection::shutting_down;
         let mut context = self.context.take().ok_or_else(closed)?;
         self.snapshot = gateway.snapshot();
         let outcome = worker.decide_now(&self.snapshot, gateway.now(), |env| {

@@ -8,7 +8,7 @@
 use crate::dialect::Api;
 use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::TraceContext;
-use crate::proxy::body::{self, BodyError, BodyRules, BodySender, ReceivedBody, discard};
+use crate::proxy::body::{self, BodyError, BodyRules, BodySender, ReceivedBody};
 use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::QuotaPermit;
@@ -16,12 +16,14 @@ use crate::proxy::headers;
 use crate::proxy::parse::ParsedBody;
 use crate::proxy::worker::Worker;
 use crate::routes::is_path;
-use hyper::body::Incoming;
+use bytes::Bytes;
+use hyper::body::Body;
 use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, StatusCode};
 use sha2::{Digest, Sha256};
+use std::fmt::Display;
 use std::net::IpAddr;
 use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
 use wornpath_execution::Edit;
@@ -32,6 +34,8 @@ use wornpath_routing::Rejection;
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
+    /// The settings by which it was checked.
+    pub(crate) settings: &'a Settings,
     pub(crate) tenant: Option<&'a TenantSettings>,
     /// Of the tenant's quota; none if it has no quota.
     pub(crate) permit: Option<QuotaPermit>,
@@ -50,41 +54,48 @@ pub(crate) struct Arrival {
     pub(crate) address: IpAddr,
 }
 
+/// A refused request.
+pub(crate) struct Refused {
+    pub(crate) error: ErrorResponse,
+    /// Whether the client may still send its body, and will not read the response before.
+    pub(crate) is_body_unread: bool,
+}
+
+impl From<ErrorResponse> for Refused {
+    fn from(error: ErrorResponse) -> Self {
+        Self { error, is_body_unread: false }
+    }
+}
+
 /// Checks the head and the quota, then reads the body.
-pub(crate) async fn receive<'a>(
+pub(crate) async fn receive<'a, B>(
     worker: &Worker,
-    request: Request<Incoming>,
-    arrival: Arrival,
+    mut parts: Parts,
+    body: &mut B,
+    arrival: &Arrival,
     settings: &'a Settings,
-) -> Result<Ingress<'a>, ErrorResponse> {
-    let (mut parts, mut body) = request.into_parts();
+) -> Result<Ingress<'a>, Refused>
+where
+    B: Body<Data = Bytes, Error: Display> + Unpin,
+{
     let CheckedHead { tenant, path } = check_head(&parts, settings)?;
     let limits = &settings.limits;
-    let permit = match acquire_quota(worker, tenant) {
-        Ok(permit) => permit,
-        Err(error) => {
-            discard(body, limits.body_bytes);
-            return Err(error);
-        }
-    };
+    let unread = |error| Refused { error, is_body_unread: true };
+    let permit = acquire_quota(worker, tenant).map_err(unread)?;
     let rules = BodyRules {
         budget: worker.gateway.bodies(),
         limits,
         most: limits.body_bytes,
         sender: BodySender { tenant: tenant.map(|it| &it.name), address: arrival.address },
     };
-    let ReceivedBody { bytes, reservation } = match body::read(&mut body, &rules).await {
-        Ok(received) => received,
-        Err(error) => {
-            if matches!(error, BodyError::Full(_)) {
-                discard(body, limits.body_bytes);
-            }
-            return Err(error.into());
-        }
-    };
+    let received = body::read(body, &rules).await;
+    let ReceivedBody { bytes, reservation } = received.map_err(|error| Refused {
+        is_body_unread: matches!(error, BodyError::Full(_)),
+        error: error.into(),
+    })?;
     headers::strip(&mut parts.headers);
     headers::strip_request(&mut parts.headers);
-    parts.headers.insert(headers::REQUEST_ID, arrival.id);
+    parts.headers.insert(headers::REQUEST_ID, arrival.id.clone());
     TraceContext::drop_malformed(&mut parts.headers);
     let routing_headers = headers::for_routing(&parts.headers);
     if settings.upstream_credentials == Credentials::None {
@@ -92,7 +103,7 @@ pub(crate) async fn receive<'a>(
     }
     let headers = parts.headers;
     let call = StepCall { method: parts.method, path, headers, body: bytes, asks_usage: false };
-    Ok(Ingress { tenant, permit, call, reservation, routing_headers })
+    Ok(Ingress { settings, tenant, permit, call, reservation, routing_headers })
 }
 
 /// Names of models in an error message.
@@ -238,6 +249,18 @@ pub(crate) fn replace_alias(
         )));
     }
     set_field(call, "model", name.as_str())
+}
+
+/// Replaces the model that a request names by the one that it is to get.
+pub(crate) fn rename_model(
+    model: Option<String>,
+    body: &mut ParsedBody,
+    call: &mut StepCall,
+) -> Result<(), ErrorResponse> {
+    let Some(model) = model.filter(|_| body.is_object) else { return Ok(()) };
+    set_field(call, "model", &model)?;
+    body.model = model;
+    Ok(())
 }
 
 fn set_field(call: &mut StepCall, field: &str, value: &str) -> Result<(), ErrorResponse> {

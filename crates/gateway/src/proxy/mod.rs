@@ -12,14 +12,16 @@
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
 //! | relay | `relay` | the body of the answer, byte by byte |
-//! | account | `relay` | gives load back and tells observers |
+//! | account | `account` | gives load back and tells observers |
 //!
-//! `handle` calls the stages up to the head of the answer; hyper polls the relay.
+//! `route` calls the stages from parse to decide, for every front; `handle` calls them up to the
+//! head of the answer, and hyper polls the relay.
 
+pub(crate) mod account;
 pub mod body;
 pub mod body_budget;
 pub mod body_pace;
-mod decide;
+pub(crate) mod decide;
 mod engine_priority;
 pub mod error_response;
 mod execute;
@@ -36,10 +38,12 @@ pub(crate) mod model_waits;
 mod multi_step;
 pub mod multipart;
 pub mod parse;
+pub(crate) mod pending_summary;
 mod prepare;
 pub mod relay;
+pub(crate) mod route;
 mod sender;
-mod stream_usage;
+pub(crate) mod stream_usage;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;
 pub mod worker;

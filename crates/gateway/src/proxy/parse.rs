@@ -72,7 +72,7 @@ pub(crate) async fn read_body(
 impl From<PoolError> for ErrorResponse {
     fn from(error: PoolError) -> Self {
         Self::from(match error {
-            PoolError::Closed => Rejection::unavailable("the gateway is shutting down"),
+            PoolError::Closed => Rejection::shutting_down(),
             PoolError::QueueFull | PoolError::Timeout => Rejection::busy(
                 "too many long requests wait to be read: their bodies exceed `limits.waiting`",
             ),

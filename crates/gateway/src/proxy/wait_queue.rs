@@ -150,7 +150,7 @@ impl WaitQueues {
         match news.await {
             Ok((context, Dequeued::Plan(plan))) => (Some(context), Ok(plan)),
             Ok((context, Dequeued::Reject(rejection))) => (Some(context), Err(rejection)),
-            Err(_) => (None, Err(Rejection::unavailable("the gateway is shutting down"))),
+            Err(_) => (None, Err(Rejection::shutting_down())),
         }
     }
 

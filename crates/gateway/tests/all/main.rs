@@ -5,4 +5,6 @@ mod engine_priority;
 mod isolation;
 mod numbers;
 mod ops;
+#[cfg(feature = "grpc")]
+mod proto;
 mod served;

@@ -1,0 +1,100 @@
+//! The load: a few clients, each with one connection and one request after the other.
+
+use anyhow::ensure;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+const CLIENTS: usize = 8;
+/// Different prompts; half of each is common to all.
+const PROMPTS: usize = 256;
+
+/// What a load has shown.
+pub(crate) struct Load {
+    pub(crate) requests: usize,
+    /// In microseconds.
+    pub(crate) p50: f64,
+    pub(crate) seconds: f64,
+}
+
+fn body(number: usize, bytes: usize) -> Bytes {
+    let common = "You answer questions about the town, its river and its bridges. ";
+    let own = format!("Question {number}: how does the number {number} cross the river? ");
+    let half = bytes / 2;
+    let mut prompt = common.repeat(half / common.len() + 1);
+    prompt.truncate(half);
+    prompt += &own.repeat(half / own.len() + 1);
+    prompt.truncate(bytes.saturating_sub(60));
+    let body = serde_json::json!({"model": "bench-model", "max_tokens": 16, "prompt": prompt});
+    body.to_string().into()
+}
+
+async fn connect(address: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn ask(sender: &mut SendRequest<Full<Bytes>>, body: Bytes) -> anyhow::Result<u16> {
+    let request = Request::post("/v1/completions")
+        .header("host", "bench")
+        .header("content-type", "application/json")
+        .body(Full::new(body))?;
+    sender.ready().await?;
+    let response = sender.send_request(request).await?;
+    let status = response.status().as_u16();
+    response.into_body().collect().await?;
+    Ok(status)
+}
+
+/// Waits until a request is answered.
+pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Ok(mut sender) = connect(address).await
+            && ask(&mut sender, body(0, bytes)).await.is_ok_and(|status| status == 200)
+        {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "no answer at {address}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Runs the load for a time. Every answer must be good.
+pub(crate) async fn run(address: SocketAddr, bytes: usize, time: Duration) -> anyhow::Result<Load> {
+    let bodies: Vec<_> = (0..PROMPTS).map(|number| body(number, bytes)).collect();
+    let started = Instant::now();
+    let clients = (0..CLIENTS).map(|client| {
+        let bodies = bodies.clone();
+        tokio::spawn(async move {
+            let mut sender = connect(address).await?;
+            let mut took = Vec::new();
+            let mut number = client * 31;
+            while started.elapsed() < time {
+                number += 1;
+                let sent = Instant::now();
+                let status = ask(&mut sender, bodies[number % PROMPTS].clone()).await?;
+                ensure!(status == 200, "status {status}");
+                took.push(sent.elapsed().as_secs_f64() * 1e6);
+            }
+            Ok(took)
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    let mut took = Vec::new();
+    for client in clients {
+        took.extend(client.await??);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    took.sort_by(f64::total_cmp);
+    let p50 = took.get(took.len() / 2).copied().unwrap_or(f64::NAN);
+    Ok(Load { requests: took.len(), p50, seconds })
+}

@@ -1,0 +1,11 @@
+//! The endpoint picker behind a real Envoy, in front of simulated engines.
+#![cfg(feature = "grpc")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+mod churn;
+mod envoy;
+mod picks;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
+mod support;

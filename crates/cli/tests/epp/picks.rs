@@ -1,0 +1,317 @@
+//! Picks: prefixes, subsets, refusals, and the account of responses.
+
+use crate::envoy::{Envoy, Failure, Pods, free_port, listed};
+use crate::support::engines::{Engines, Exchange, Response};
+use crate::support::gateway::{Gateway, eventually, folder};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Engines, a picker that follows their events, and Envoy.
+struct Setup {
+    envoy: Envoy,
+    picker: Gateway,
+    engines: Engines,
+    port: u16,
+}
+
+/// None without Envoy.
+fn setup(test: &str, engines: &[&str], pods: fn(&Engines) -> Pods, more: &[&str]) -> Option<Setup> {
+    if !crate::envoy::is_here() {
+        return None;
+    }
+    let engines = Engines::start(&[&["--model", "m"], engines].concat());
+    let port = free_port();
+    let picker = picker(&engines, port, more);
+    let envoy = Envoy::start(test, port, &pods(&engines), Failure::Close);
+    Some(Setup { envoy, picker, engines, port })
+}
+
+fn picker(engines: &Engines, port: u16, more: &[&str]) -> Gateway {
+    let pods = engines
+        .engines
+        .iter()
+        .map(|at| format!("http://{},events=zmq://{}?replay={}", at.http, at.events, at.replay));
+    let pods: Vec<_> = pods.flat_map(|pod| ["--pod".to_owned(), pod]).collect();
+    let epp = format!("127.0.0.1:{port}");
+    let own = ["--epp", &epp, "--tokenizer", "bytes", "--model", "m", "--admin", "127.0.0.1:0"];
+    let all: Vec<_> =
+        pods.iter().map(String::as_str).chain(own).chain(more.iter().copied()).collect();
+    Gateway::start(&all, engines.engines.len())
+}
+
+fn one_destination(engines: &Engines) -> Pods {
+    assert!(!engines.engines.is_empty());
+    Pods::Named
+}
+
+fn prompt(number: usize) -> Value {
+    let text = format!("conversation {number} {}", "goes on and on ".repeat(60));
+    json!({"model": "m", "prompt": text, "max_tokens": 4})
+}
+
+/// Requests in flight at all pods, as the picker counts them.
+fn in_flight(picker: &Gateway) -> u64 {
+    let page = picker.get("/metrics").text;
+    let lines = page.lines().filter(|line| line.starts_with("wornpath_pod_requests{"));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+fn is_idle(picker: &Gateway) {
+    eventually("no load is left", || in_flight(picker) == 0);
+}
+
+fn total(picker: &Gateway, metric: &str) -> u64 {
+    let page = picker.get("/metrics").text;
+    let lines = page.lines().filter(|line| line.starts_with(metric) && !line.starts_with('#'));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+}
+
+fn cached(answer: &Response) -> u64 {
+    assert_eq!(answer.status, 200, "{} {}", answer.head, answer.text);
+    answer.cached_tokens()
+}
+
+#[test]
+fn a_request_goes_to_the_pod_that_holds_its_prefix_and_its_load_is_released() {
+    let Some(it) = setup("prefix", &["--engines", "8"], listed, &[]) else { return };
+    for number in 0..6 {
+        let first = it.envoy.post(COMPLETIONS, &prompt(number));
+        assert_eq!(cached(&first), 0);
+        let again = it.envoy.post(COMPLETIONS, &prompt(number));
+        assert!(cached(&again) > 500, "{}", again.text);
+        assert_eq!(first.pod(), again.pod(), "the response names the pod where that is allowed");
+    }
+    is_idle(&it.picker);
+    eventually("predictions are checked", || {
+        total(&it.picker, "wornpath_predictions_checked_total") > 0
+    });
+    assert_eq!(total(&it.picker, "wornpath_predictions_wrong_total"), 0);
+    assert!(total(&it.picker, "wornpath_cached_tokens_total") > 3000);
+}
+
+#[test]
+fn an_original_dst_cluster_gets_one_address() {
+    let more = ["--one-destination"];
+    let Some(it) = setup("original-dst", &["--engines", "8"], one_destination, &more) else {
+        return;
+    };
+    let first = it.envoy.post(COMPLETIONS, &prompt(1));
+    assert_eq!(cached(&first), 0);
+    let again = it.envoy.post(COMPLETIONS, &prompt(1));
+    assert!(cached(&again) > 500, "{}", again.text);
+    assert_eq!(
+        Exchange::open(&it.envoy.address, "GET", "/v1/models", "").finish().unwrap().status,
+        200
+    );
+    is_idle(&it.picker);
+}
+
+#[test]
+fn a_stream_passes_unchanged_and_its_tokens_are_counted() {
+    let Some(it) = setup("stream", &[], listed, &[]) else { return };
+    let mut body = prompt(1);
+    body["stream"] = true.into();
+    body["max_tokens"] = 20.into();
+    let by_envoy = it.envoy.post(COMPLETIONS, &body);
+    let events = by_envoy.events();
+    assert_eq!(events.last(), Some(&"[DONE]"), "{}", by_envoy.text);
+    assert_eq!(events.len(), 21, "no event with token counts that were not asked for");
+    eventually("tokens are counted", || total(&it.picker, "wornpath_output_tokens_total") == 20);
+    body["stream_options"] = json!({"include_usage": true});
+    let asked = it.envoy.post(COMPLETIONS, &body);
+    assert!(asked.text.contains("\"completion_tokens\":20"), "{}", asked.text);
+    is_idle(&it.picker);
+}
+
+#[test]
+fn a_subset_limits_the_pods_and_an_empty_one_is_refused() {
+    let Some(it) = setup("subset", &["--engines", "4"], listed, &[]) else { return };
+    let only = &it.engines.engines[2].http;
+    for number in 0..8 {
+        let answer = it.envoy.post_with(&[("x-test-subset", only)], &prompt(number));
+        assert_eq!((answer.status, answer.pod()), (200, only.as_str()));
+    }
+    let none = it.envoy.post_with(&[("x-test-subset", "10.9.9.9:1")], &prompt(0));
+    assert_eq!(none.status, 503, "{}", none.text);
+    assert_eq!(none.header("x-llm-d-request-dropped-reason"), Some("rejected-no-endpoints"));
+    assert!(none.text.contains("data plane allows"), "{}", none.text);
+    is_idle(&it.picker);
+}
+
+#[test]
+fn bad_requests_are_refused_in_the_words_of_the_gateway() {
+    let Some(it) = setup("refused", &[], listed, &["--max-body", "100000"]) else { return };
+    for (body, says) in [
+        (json!({"prompt": "no model"}).to_string(), "`model` is missing"),
+        ("{\"model\": \"m\",".to_owned(), "not JSON"),
+        (json!({"model": "other", "prompt": "x"}).to_string(), "does not exist"),
+    ] {
+        let answer =
+            Exchange::open(&it.envoy.address, "POST", COMPLETIONS, &body).finish().unwrap();
+        assert!((400..500).contains(&answer.status), "{} {}", answer.head, answer.text);
+        assert!(
+            answer.text.contains(says) && answer.json()["error"].is_object(),
+            "{}",
+            answer.text
+        );
+    }
+    let large = Exchange::open(&it.envoy.address, "POST", COMPLETIONS, &"x".repeat(200_000));
+    assert_eq!(large.finish().unwrap().status, 413);
+    let only_cached = it.envoy.post_with(&[("prefer", "if-available")], &prompt(1));
+    assert_eq!(only_cached.status, 412, "{}", only_cached.text);
+    assert_eq!(it.envoy.post(COMPLETIONS, &prompt(1)).status, 200);
+    eventually("its prompt is cached", || {
+        it.envoy.post_with(&[("prefer", "if-available")], &prompt(1)).status == 200
+    });
+    is_idle(&it.picker);
+}
+
+/// The client announces its length, or sends chunks without end.
+#[test]
+fn a_body_of_100_mb_is_refused_before_it_is_read() {
+    let Some(it) = setup("large", &[], listed, &["--max-body", "1000000"]) else { return };
+    for framing in ["content-length: 104857600", "transfer-encoding: chunked"] {
+        let mut stream = TcpStream::connect(&it.envoy.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: h\r\n{framing}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let piece = vec![b'a'; 64 << 10];
+        let mut sent = 0;
+        for _ in 0..1600 {
+            let chunk = [format!("{:x}\r\n", piece.len()).as_bytes(), &piece, b"\r\n"].concat();
+            let bytes = if framing.starts_with('t') { &chunk } else { &piece };
+            if stream.write_all(bytes).is_err() {
+                break;
+            }
+            sent += piece.len();
+        }
+        let mut answer = [0; 64];
+        let read = stream.read(&mut answer).unwrap_or(0);
+        let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
+        assert!(read == 0 || answer.starts_with("HTTP/1.1 413"), "{answer}");
+        assert!(sent < 100 << 20, "all {sent} bytes were read: {framing}");
+    }
+    assert!(it.picker.memory("VmHWM") < 200.0, "{} MiB", it.picker.memory("VmHWM"));
+    assert_eq!(it.envoy.post(COMPLETIONS, &prompt(1)).status, 200);
+}
+
+#[test]
+fn a_client_that_disconnects_releases_its_load_while_it_waits_and_in_a_stream() {
+    let Some(it) = setup("disconnect", &["--engines", "2"], listed, &[]) else { return };
+    it.engines.set_faults(0, r#"{"stall_after_tokens": 3}"#);
+    it.engines.set_faults(1, r#"{"hang": true}"#);
+    let body = json!({"model": "m", "prompt": "never ends", "max_tokens": 50, "stream": true});
+    let open: Vec<_> = (0..8)
+        .map(|_| Exchange::open(&it.envoy.address, "POST", COMPLETIONS, &body.to_string()))
+        .collect();
+    eventually("all are in flight", || in_flight(&it.picker) == 8);
+    drop(open);
+    is_idle(&it.picker);
+    let left = "wornpath_requests_total";
+    eventually("each is counted once", || {
+        let page = it.picker.get("/metrics").text;
+        let lines =
+            page.lines().filter(|line| line.starts_with(left) && line.contains("client_left"));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>() == 8
+    });
+}
+
+#[test]
+fn the_data_planes_failure_mode_decides_while_no_picker_answers() {
+    let Some(it) = setup("failure", &["--engines", "2"], listed, &[]) else { return };
+    let open = Envoy::start("failure-open", it.port, &listed(&it.engines), Failure::Open);
+    assert_eq!(open.post(COMPLETIONS, &prompt(1)).status, 200);
+    let Setup { envoy, picker, engines, port } = it;
+    drop(picker);
+    let closed = envoy.post(COMPLETIONS, &prompt(1));
+    assert!(closed.status >= 500, "{} {}", closed.head, closed.text);
+    let answer = Exchange::open(&open.address, "GET", "/v1/models", "").finish().unwrap();
+    assert_eq!(answer.status, 200, "{} {}", answer.head, answer.text);
+    let picker = self::picker(&engines, port, &[]);
+    eventually("the restarted picker is asked", || {
+        envoy.post(COMPLETIONS, &prompt(2)).status == 200
+    });
+    is_idle(&picker);
+}
+
+#[test]
+fn a_restarted_picker_serves_at_once_and_knows_the_caches_soon() {
+    let Some(it) = setup("restart", &["--engines", "4"], listed, &[]) else { return };
+    let mut pods = Vec::new();
+    for number in 0..8 {
+        let answer = it.envoy.post(COMPLETIONS, &prompt(number));
+        assert_eq!(answer.status, 200);
+        pods.push(answer.pod().to_owned());
+    }
+    let Setup { mut envoy, picker, engines, port } = it;
+    drop(picker);
+    let picker = self::picker(&engines, port, &[]);
+    let blocks = || {
+        total(&picker, "wornpath_index_entries{") > 0 || total(&picker, "wornpath_pod_blocks") > 0
+    };
+    eventually("the caches are known again", blocks);
+    envoy.restart();
+    for (number, pod) in pods.iter().enumerate() {
+        let answer = envoy.post(COMPLETIONS, &prompt(number));
+        assert!(cached(&answer) > 500, "{}", answer.text);
+        assert_eq!(answer.pod(), pod);
+    }
+    is_idle(&picker);
+}
+
+#[test]
+fn a_drained_pod_finishes_its_streams_and_gets_nothing_new() {
+    let Some(it) = setup("drain", &["--engines", "2"], listed, &[]) else { return };
+    let mut body = prompt(1);
+    body["stream"] = true.into();
+    body["max_tokens"] = 300.into();
+    let first = it.envoy.post(COMPLETIONS, &prompt(1));
+    let drained = first.pod().to_owned();
+    let mut open = Exchange::open(&it.envoy.address, "POST", COMPLETIONS, &body.to_string());
+    open.read_past("data: ");
+    assert_eq!(it.picker.ask("POST", &format!("/pods/{drained}/drain"), "").status, 200);
+    for number in 0..6 {
+        let answer = it.envoy.post(COMPLETIONS, &prompt(number));
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert_ne!(answer.pod(), drained);
+    }
+    assert!(open.read_past("[DONE]").contains("[DONE]"));
+    is_idle(&it.picker);
+}
+
+/// A service level objective becomes the deadline of a wait, by the profile.
+#[test]
+fn a_request_waits_no_longer_than_the_objective_in_its_header_says() {
+    if !crate::envoy::is_here() {
+        return;
+    }
+    let engines = Engines::start(&["--model", "m"]);
+    let port = free_port();
+    let text = format!(
+        "listen: {{client: \"127.0.0.1:0\", epp: \"127.0.0.1:{port}\"}}\n\
+         pods: [{{url: \"http://{}\", model: m}}]\n\
+         profiles:\n  p:\n    prepare: [attributes: {{headers: [deadline_ms=x-llm-d-slo-ttft-ms]}}]\n    \
+         filter: [healthy, model, concurrency: {{requests: 1, on_empty: hold}}]\n    pick: max_score\n    \
+         hold: {{deadline: 60s}}\n",
+        engines.engines[0].http
+    );
+    let path = folder("slo").join("wornpath.yaml");
+    std::fs::write(&path, text).unwrap();
+    let picker = Gateway::start(&["-c", path.to_str().unwrap()], 1);
+    let envoy = Envoy::start("slo-envoy", port, &listed(&engines), Failure::Close);
+    engines.set_faults(0, r#"{"hang": true}"#);
+    let body = prompt(1);
+    let hangs = Exchange::open(&envoy.address, "POST", COMPLETIONS, &body.to_string());
+    eventually("the pod is busy", || in_flight(&picker) == 1);
+    for name in ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"] {
+        let late = envoy.post_with(&[(name, "300")], &body);
+        assert_eq!(late.status, 429, "{} {}", late.head, late.text);
+        assert_eq!(late.header("x-llm-d-request-dropped-reason"), Some("rejected-ttl-expired"));
+    }
+    drop(hangs);
+    is_idle(&picker);
+}

@@ -1,0 +1,55 @@
+//! The summary of a request before its answer: observers learn of every request once, also of one
+//! whose client disconnects.
+
+use crate::dialect::Api;
+use crate::observe::summary::{RequestEnd, RequestSummary};
+use crate::proxy::worker::Worker;
+#[cfg(feature = "grpc")]
+use hyper::StatusCode;
+use wornpath_index::Moment;
+
+/// The summary of a request that has no answer yet. Dropped as such, the client has disconnected.
+pub(crate) struct PendingSummary<'a> {
+    worker: &'a Worker,
+    /// None once observers were told, or the relay took it over.
+    summary: Option<RequestSummary>,
+    arrived: Moment,
+}
+
+/// The status that nginx logs for a client that closed its connection.
+pub(crate) const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+impl<'a> PendingSummary<'a> {
+    pub(crate) const fn new(worker: &'a Worker, summary: RequestSummary, arrived: Moment) -> Self {
+        Self { worker, summary: Some(summary), arrived }
+    }
+
+    pub(crate) fn get(&mut self) -> &mut RequestSummary {
+        self.summary.get_or_insert_with(|| RequestSummary::new("", Api::OTHER))
+    }
+
+    /// Hands the summary to the relay, which ends it.
+    pub(crate) fn take(mut self) -> RequestSummary {
+        self.summary.take().unwrap_or_else(|| RequestSummary::new("", Api::OTHER))
+    }
+
+    /// The client gets an error with this status.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn refused(&mut self, status: StatusCode) {
+        self.end(RequestEnd::Refused, status.as_u16());
+    }
+
+    pub(crate) fn end(&mut self, end: RequestEnd, status: u16) {
+        let Some(mut summary) = self.summary.take() else { return };
+        summary.ended = end;
+        summary.status = status;
+        summary.total = self.worker.gateway.now().since(self.arrived);
+        self.worker.gateway.ended(&summary);
+    }
+}
+
+impl Drop for PendingSummary<'_> {
+    fn drop(&mut self) {
+        self.end(RequestEnd::ClientLeft, CLIENT_CLOSED_REQUEST);
+    }
+}
