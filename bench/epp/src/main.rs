@@ -10,6 +10,7 @@ mod envoy;
 mod load;
 #[path = "../../../crates/gateway/src/ext_proc/proto.rs"]
 #[allow(unreachable_pub, clippy::all, reason = "generated")]
+#[rustfmt::skip]
 mod proto;
 
 use anyhow::{Context, ensure};

@@ -23,11 +23,13 @@ mod head;
 mod header_changes;
 mod health;
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+#[rustfmt::skip]
 mod health_proto;
 mod hints;
 mod messages;
 mod pick;
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+#[rustfmt::skip]
 mod proto;
 mod request_body;
 mod response;

@@ -177,7 +177,17 @@ pub struct HeaderValueOption {
 }
 /// Nested message and enum types in `HeaderValueOption`.
 pub mod header_value_option {
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
     #[repr(i32)]
     pub enum HeaderAppendAction {
         AppendIfExistsOrAdd = 0,
@@ -213,7 +223,10 @@ pub mod header_value_option {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Metadata {
     #[prost(map = "string, message", tag = "1")]
-    pub filter_metadata: ::std::collections::HashMap<::prost::alloc::string::String, Struct>,
+    pub filter_metadata: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        Struct,
+    >,
 }
 /// google.protobuf
 #[derive(Clone, PartialEq, ::prost::Message)]
