@@ -68,6 +68,8 @@ pub struct PodState {
     prefill_tokens: AtomicU64,
     prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
+    unanswered_tokens: AtomicU64,
+    in_flight_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
     last_event: AtomicU64,
     waiting: AtomicU32,
@@ -130,6 +132,19 @@ impl PodState {
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
         self.decode_tokens.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of requests without a first token. Unlike [`Self::prefill_tokens`],
+    /// a prompt counts whole until its first token.
+    #[must_use]
+    pub fn unanswered_tokens(&self) -> u64 {
+        self.unanswered_tokens.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of all requests in flight: a prompt counts until its answer ends.
+    #[must_use]
+    pub fn in_flight_tokens(&self) -> u64 {
+        self.in_flight_tokens.load(Relaxed)
     }
 
     /// Requests that wait inside the engine, as it reports.
@@ -417,6 +432,8 @@ impl Reservation {
     pub fn new(pod_state: &Arc<PodState>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
         let pending = uncached_tokens.min(prompt_tokens);
         pod_state.admit(pending, pairs(prompt_tokens, pending));
+        pod_state.unanswered_tokens.fetch_add(pending, Relaxed);
+        pod_state.in_flight_tokens.fetch_add(pending, Relaxed);
         let uncached_tokens = pending;
         let pod_state = Arc::clone(pod_state);
         Self { pod_state, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
@@ -457,6 +474,7 @@ impl Reservation {
         self.computed(self.pending);
         if self.decoding.is_none() {
             self.decoding = Some(self.prompt_tokens);
+            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
             self.pod_state.start_decoding(self.prompt_tokens);
         }
     }
@@ -505,7 +523,10 @@ impl Drop for Reservation {
             if context > self.prompt_tokens {
                 self.pod_state.answered(context - self.prompt_tokens);
             }
+        } else {
+            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
         }
+        self.pod_state.in_flight_tokens.fetch_sub(self.uncached_tokens, Relaxed);
         self.pod_state.leave();
     }
 }
