@@ -14,8 +14,8 @@ use wornpath_index::{
 };
 use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Priority, Redecision};
 use wornpath_routing::{
-    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Name, Outcome, PodFacts,
-    Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
+    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Name, Outcome,
+    PodFacts, Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
 /// The only model of a replay.
