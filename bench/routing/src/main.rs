@@ -22,18 +22,20 @@ use score::{Figures, Row};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use wornpath_sim::replay::{Summary, Trace, replay};
 
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
   [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--keep FOLDER]
   [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue|random]...
-  [--half development|held-out] [--cases N] [--first N] [--rows]
+  [--half development|held-out] [--cases N] [--first N] [--rows] [--stop-after SECONDS]
 DIR may come from WORNPATH_TRACES. Without a folder generated traffic is replayed, which no profile was tuned on.
 With --keep the summary of every replay is cached in the folder, and cached replays are not run again.
 Without --part all parts are run; those after the first at 8 pods, with one seed unless --seeds is given.
 Part `random` judges the default profile, and every other profile given with --ours, on random cases, 150 of each half unless --cases
-is given, from number --first on; --rows lists the cases of the development half.
+is given, from number --first on; --rows lists the cases of the development half; after --stop-after the
+complete cases are judged.
 ";
 
 struct Options {
@@ -51,6 +53,7 @@ struct Options {
     cases_per_half: Option<usize>,
     first: usize,
     rows: bool,
+    stop_at: Option<Instant>,
 }
 
 /// A part of the run.
@@ -116,6 +119,7 @@ fn options() -> anyhow::Result<Options> {
         cases_per_half: None,
         first: 0,
         rows: false,
+        stop_at: None,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -135,6 +139,9 @@ fn options() -> anyhow::Result<Options> {
             "--half" => options.half = Some(Half::parse(&value()?)?),
             "--cases" => options.cases_per_half = Some(value()?.parse()?),
             "--first" => options.first = value()?.parse()?,
+            "--stop-after" => {
+                options.stop_at = Some(Instant::now() + Duration::from_secs(value()?.parse()?));
+            }
             "--rows" => options.rows = true,
             "--part" => options.parts.push(Part::parse(&value()?)?),
             _ => bail!("unknown option `{argument}`\n{USAGE}"),
@@ -233,6 +240,7 @@ fn judge_random(options: &Options, policies: &[Policy]) -> anyhow::Result<String
             first: options.first,
             threads: options.threads,
             keep: options.keep.as_deref(),
+            stop_at: options.stop_at,
         };
         let cases = random_case::run(run, &policies)?;
         println!("== {} random cases, {} half, to the best peer of each", cases.len(), half.name());

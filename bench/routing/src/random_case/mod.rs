@@ -15,6 +15,7 @@ use measure::Measured;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 use wornpath_sim::replay::replay;
 
 pub(crate) use judge::{bars, rows, table};
@@ -57,6 +58,8 @@ pub(crate) struct RandomRun<'a> {
     pub(crate) first: usize,
     pub(crate) threads: usize,
     pub(crate) keep: Option<&'a Path>,
+    /// When to stop: cases that are not complete by then are left out.
+    pub(crate) stop_at: Option<Instant>,
 }
 
 /// A case, and the figures of every policy in it.
@@ -75,7 +78,12 @@ pub(crate) fn run(of: RandomRun<'_>, policies: &[Policy]) -> anyhow::Result<Vec<
             if at >= of.cases {
                 return Ok(());
             }
-            let case = judged(of.half.seed(of.first + at), policies, of.keep)?;
+            let started = Instant::now();
+            let Some(case) = judged(of.half.seed(of.first + at), policies, &of)? else {
+                return Ok(());
+            };
+            let seconds = started.elapsed().as_secs_f64();
+            eprintln!("{} case {at}: {seconds:.1} s", of.half.name());
             done.lock().expect("no replay panics").push((at, case));
         }
     };
@@ -88,26 +96,35 @@ pub(crate) fn run(of: RandomRun<'_>, policies: &[Policy]) -> anyhow::Result<Vec<
     Ok(done.into_iter().map(|(_, case)| case).collect())
 }
 
-fn judged(seed: u64, policies: &[Policy], keep: Option<&Path>) -> anyhow::Result<JudgedCase> {
+/// The figures of a case, or none if the time is over.
+fn judged(
+    seed: u64,
+    policies: &[Policy],
+    of: &RandomRun<'_>,
+) -> anyhow::Result<Option<JudgedCase>> {
     let axes = Axes::of(seed);
     let fleet = axes.fleet()?;
     let name = axes.to_string();
     // Made when the first figure is missing.
     let mut traffic = None;
-    let figures = policies.iter().map(|policy| {
+    let mut figures = Vec::with_capacity(policies.len());
+    for policy in policies {
         let yaml = policy.yaml_for(fleet.engine.step_cost().per_prefill_token);
-        let cache = CachedSummary::of(keep, &policy.name, ("random", &name, &yaml));
+        let cache = CachedSummary::of(of.keep, &policy.name, ("random", &name, &yaml));
         if let Some(measured) = cache.read() {
-            return Ok(measured);
+            figures.push(measured);
+            continue;
+        }
+        if of.stop_at.is_some_and(|time| Instant::now() >= time) {
+            return Ok(None);
         }
         let traffic = traffic.get_or_insert_with(|| traffic::traffic(&axes, &fleet));
         let records = replay(traffic, (&policy.name, &yaml), &fleet)?;
         let measured = Measured::of(traffic, &records, &fleet);
         cache.write(&measured)?;
-        Ok(measured)
-    });
-    let figures = figures.collect::<anyhow::Result<_>>()?;
-    Ok(JudgedCase { name, figures })
+        figures.push(measured);
+    }
+    Ok(Some(JudgedCase { name, figures }))
 }
 
 #[cfg(test)]
