@@ -70,6 +70,10 @@ pub struct PodState {
     decode_tokens: AtomicU64,
     unanswered_tokens: AtomicU64,
     in_flight_tokens: AtomicU64,
+    held_tokens: AtomicU64,
+    held_pairs: AtomicU64,
+    /// Tokens plus one; zero for unknown.
+    cached_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
     last_event: AtomicU64,
     waiting: AtomicU32,
@@ -147,6 +151,33 @@ impl PodState {
         self.in_flight_tokens.load(Relaxed)
     }
 
+    /// Uncached prompt tokens of requests in the router's wait queue that would go to the pod, as
+    /// far as they are ahead of the request that is being decided.
+    #[inline]
+    #[must_use]
+    pub fn held_tokens(&self) -> u64 {
+        self.held_tokens.load(Relaxed)
+    }
+
+    /// Twice the pairs of tokens that these must attend to.
+    #[inline]
+    #[must_use]
+    pub fn held_pairs(&self) -> u64 {
+        self.held_pairs.load(Relaxed)
+    }
+
+    /// Prompt tokens in its KV cache, in use or not; `None` if unknown.
+    #[inline]
+    #[must_use]
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.cached_tokens.load(Relaxed).checked_sub(1)
+    }
+
+    /// Sets the prompt tokens in its KV cache, as the index knows them.
+    pub fn set_cached_tokens(&self, tokens: u64) {
+        self.cached_tokens.store(tokens.saturating_add(1), Relaxed);
+    }
+
     /// Requests that wait inside the engine, as it reports.
     #[must_use]
     pub fn waiting(&self) -> u32 {
@@ -210,6 +241,12 @@ impl PodState {
         self.learnt.pace(paced, told, model)
     }
 
+    /// Whether its speed of prefill was measured, or told.
+    #[inline]
+    pub(crate) fn is_pace_known(&self) -> bool {
+        self.told_pace.load(Relaxed) != 0 || self.learnt.is_measured()
+    }
+
     /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a
     /// computed part of a prompt, or a first token.
     #[inline]
@@ -223,6 +260,16 @@ impl PodState {
             _ if passed > u32::MAX / 2 => Duration::ZERO,
             _ => Duration::from_millis(passed.into()),
         }
+    }
+
+    pub(super) fn hold_work(&self, tokens: u64, pairs: u64) {
+        self.held_tokens.fetch_add(tokens, Relaxed);
+        self.held_pairs.fetch_add(pairs, Relaxed);
+    }
+
+    pub(super) fn release_held_work(&self, tokens: u64, pairs: u64) {
+        self.held_tokens.fetch_sub(tokens, Relaxed);
+        self.held_pairs.fetch_sub(pairs, Relaxed);
     }
 
     pub(super) fn progressed(&self, now: Moment) {
@@ -532,7 +579,7 @@ impl Drop for Reservation {
 }
 
 /// Twice the pairs that the last `pending` tokens of a prompt attend to.
-fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
+pub(super) fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
     /// Longer prompts than any engine takes count as this long, so that no sum overflows.
     const LONGEST: u64 = 1 << 24;
     let done = (prompt_tokens - pending).min(LONGEST);

@@ -255,6 +255,9 @@ impl Router {
     pub(super) fn tick(&mut self, now: Duration) {
         for pod in self.fleet.pods() {
             pod.state().heard_at(Moment::at(now));
+            if let Ok(stats) = self.index.pod_stats(pod.id()) {
+                pod.state().set_cached_tokens((stats.blocks * self.block_size.get()) as u64);
+            }
         }
         self.writer.expire(Moment::at(now));
     }
