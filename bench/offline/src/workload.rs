@@ -88,6 +88,7 @@ impl Shape {
                     output_tokens,
                     blocks,
                     session: None,
+                    tenant: None,
                 });
             }
         }

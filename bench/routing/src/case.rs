@@ -43,7 +43,7 @@ const RECORDED: [RecordedTrace; 6] = [
     RecordedTrace { file: "toolagent_like_a.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [5.7, 13.5] },
     RecordedTrace { file: "mooncake_synthetic_a.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [5.5, 14.5] },
     RecordedTrace { file: "mooncake_arxiv_first1000.jsonl", engine: "8b-h200", copies: 1, seeds: 3, speeds: [2.0, 4.5] },
-    RecordedTrace { file: "weka_agentic_a.jsonl", engine: "8b-h200", copies: 2, seeds: 3, speeds: [0.75, 0.75] },
+    RecordedTrace { file: "weka_agentic_a.jsonl", engine: "8b-h200", copies: 2, seeds: 10, speeds: [0.75, 0.75] },
     RecordedTrace { file: "b2b_saas_ramp.jsonl", engine: "32b-h100x2", copies: 1, seeds: 5, speeds: [0.2, 0.4] },
 ];
 

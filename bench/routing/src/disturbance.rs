@@ -38,7 +38,7 @@ impl Disturbance {
             Some((_, disturbance)) => Ok(*disturbance),
             None => {
                 let known: Vec<&str> = Self::NAMED.iter().map(|(name, _)| *name).collect();
-                bail!("--part `{text}`: unknown; available: {}, queue", known.join(", "))
+                bail!("--part `{text}`: unknown; available: {}, queue, random", known.join(", "))
             }
         }
     }

@@ -3,6 +3,7 @@
 //! prompts of very different lengths, and more contexts than a small cache holds.
 
 use crate::case::{BLOCK, Case};
+use crate::distribution::{Zipf, exponential, log_normal};
 use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
@@ -51,16 +52,12 @@ struct Generator {
 }
 
 impl Generator {
-    /// An exponentially distributed time, as between independent arrivals.
     fn interarrival(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.rng.unit()).ln()
+        exponential(&mut self.rng, mean)
     }
 
-    /// A log-normally distributed count.
     fn log_normal(&mut self, median: f64, spread: f64) -> usize {
-        // The sum of twelve uniform numbers is normal, near enough.
-        let normal = (0..12).map(|_| self.rng.unit()).sum::<f64>() - 6.0;
-        (median * (spread * normal).exp()).round().max(1.0) as usize
+        log_normal(&mut self.rng, median, spread).round().max(1.0) as usize
     }
 
     /// Blocks that no other request has.
@@ -70,17 +67,8 @@ impl Generator {
         (from..self.next_block).collect()
     }
 
-    /// One of `count`, the first most often: Zipf's law.
     fn zipf(&mut self, count: usize) -> usize {
-        let harmonic = (1..=count).map(|rank| 1.0 / rank as f64).sum::<f64>();
-        let mut left = self.rng.unit() * harmonic;
-        for rank in 1..count {
-            left -= 1.0 / rank as f64;
-            if left <= 0.0 {
-                return rank - 1;
-            }
-        }
-        count - 1
+        Zipf::new(count, 1.0).draw(&mut self.rng)
     }
 
     fn add_request(
@@ -93,7 +81,14 @@ impl Generator {
         // The last block is partly filled.
         let prompt_tokens = blocks.len() * BLOCK.get() - self.rng.below(BLOCK.get());
         let blocks = blocks.into();
-        self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session });
+        self.turns.push(TraceTurn {
+            start,
+            prompt_tokens,
+            output_tokens,
+            blocks,
+            session,
+            tenant: None,
+        });
     }
 
     /// A session that begins with `context` and adds about `added` blocks a turn.

@@ -4,9 +4,11 @@
 //! Time is virtual, so figures do not depend on the machine and are the same on every run.
 
 mod case;
+mod distribution;
 mod disturbance;
 mod generated;
 mod policy;
+mod random_case;
 mod result_cache;
 mod score;
 
@@ -14,20 +16,26 @@ use anyhow::{Context, bail, ensure};
 use case::Case;
 use disturbance::Disturbance;
 use policy::Policy;
+use random_case::{Half, RandomRun};
 use result_cache::CachedSummary;
 use score::{Figures, Row};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use wornpath_sim::replay::{Summary, Trace, replay};
 
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
   [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--keep FOLDER]
-  [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue]...
+  [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue|random]...
+  [--half development|held-out] [--cases N] [--first N] [--rows] [--stop-after SECONDS]
 DIR may come from WORNPATH_TRACES. Without a folder generated traffic is replayed, which no profile was tuned on.
 With --keep the summary of every replay is cached in the folder, and cached replays are not run again.
 Without --part all parts are run; those after the first at 8 pods, with one seed unless --seeds is given.
+Part `random` judges the default profile, and every other profile given with --ours, on random cases, 150 of each half unless --cases
+is given, from number --first on; --rows lists the cases of the development half; after --stop-after the
+complete cases are judged.
 ";
 
 struct Options {
@@ -36,11 +44,16 @@ struct Options {
     pods: Option<usize>,
     cases: Vec<String>,
     policies: Vec<String>,
-    ours: Option<PathBuf>,
+    ours: Vec<PathBuf>,
     seeds: Option<u64>,
     threads: usize,
     keep: Option<PathBuf>,
     parts: Vec<Part>,
+    half: Option<Half>,
+    cases_per_half: Option<usize>,
+    first: usize,
+    rows: bool,
+    stop_at: Option<Instant>,
 }
 
 /// A part of the run.
@@ -50,6 +63,8 @@ enum Part {
     Under(Disturbance),
     /// Peers with our wait queue.
     Queue,
+    /// Random cases.
+    Random,
 }
 
 impl Part {
@@ -57,25 +72,29 @@ impl Part {
         if text == "queue" {
             return Ok(Self::Queue);
         }
+        if text == "random" {
+            return Ok(Self::Random);
+        }
         Disturbance::parse(text).map(Self::Under)
     }
 
     fn all() -> Vec<Self> {
         let under = Disturbance::NAMED.iter().map(|(_, disturbance)| Self::Under(*disturbance));
-        under.chain([Self::Queue]).collect()
+        under.chain([Self::Queue, Self::Random]).collect()
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Under(disturbance) => disturbance.name(),
             Self::Queue => "peers with our queue",
+            Self::Random => "random cases",
         }
     }
 
     fn disturbance(self) -> Disturbance {
         match self {
             Self::Under(disturbance) => disturbance,
-            Self::Queue => Disturbance::None,
+            Self::Queue | Self::Random => Disturbance::None,
         }
     }
 
@@ -91,11 +110,16 @@ fn options() -> anyhow::Result<Options> {
         pods: None,
         cases: Vec::new(),
         policies: Vec::new(),
-        ours: None,
+        ours: Vec::new(),
         seeds: None,
         threads: 2,
         keep: None,
         parts: Vec::new(),
+        half: None,
+        cases_per_half: None,
+        first: 0,
+        rows: false,
+        stop_at: None,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -108,10 +132,17 @@ fn options() -> anyhow::Result<Options> {
             "--pods" => options.pods = Some(value()?.parse()?),
             "--case" => options.cases.push(value()?),
             "--policy" => options.policies.push(value()?),
-            "--ours" => options.ours = Some(value()?.into()),
+            "--ours" => options.ours.push(value()?.into()),
             "--seeds" => options.seeds = Some(value()?.parse()?),
             "--threads" => options.threads = value()?.parse()?,
             "--keep" => options.keep = Some(value()?.into()),
+            "--half" => options.half = Some(Half::parse(&value()?)?),
+            "--cases" => options.cases_per_half = Some(value()?.parse()?),
+            "--first" => options.first = value()?.parse()?,
+            "--stop-after" => {
+                options.stop_at = Some(Instant::now() + Duration::from_secs(value()?.parse()?));
+            }
+            "--rows" => options.rows = true,
             "--part" => options.parts.push(Part::parse(&value()?)?),
             _ => bail!("unknown option `{argument}`\n{USAGE}"),
         }
@@ -133,6 +164,10 @@ fn main() -> anyhow::Result<()> {
     let mut verdicts = String::new();
     let mut last = String::new();
     for part in &options.parts {
+        if *part == Part::Random {
+            verdicts += &judge_random(&options, &policies)?;
+            continue;
+        }
         let mut policies = policies.clone();
         if *part == Part::Queue {
             policy::share_queue(&mut policies);
@@ -158,14 +193,14 @@ fn main() -> anyhow::Result<()> {
             false => verdicts += &score::robustness(part.name(), &rows),
         }
     }
-    // The two figures that sum everything up come last.
+    // The figures that sum everything up come last.
     print!("{verdicts}{last}");
     Ok(())
 }
 
 fn policies(options: &Options) -> anyhow::Result<Vec<Policy>> {
     let mut ours = policy::ours();
-    if let Some(path) = &options.ours {
+    if let Some(path) = options.ours.first() {
         ours.yaml = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
     }
@@ -180,6 +215,42 @@ fn policies(options: &Options) -> anyhow::Result<Vec<Policy>> {
     });
     all.insert(0, ours);
     Ok(all)
+}
+
+/// Prints the figures of random cases, and returns the bars.
+fn judge_random(options: &Options, policies: &[Policy]) -> anyhow::Result<String> {
+    let mut policies = policies.to_vec();
+    for path in options.ours.iter().skip(1).rev() {
+        let yaml = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        policies.insert(1, Policy { name, yaml });
+    }
+    let ours = options.ours.len().max(1);
+    let names: Vec<&str> = policies.iter().map(|policy| policy.name.as_str()).collect();
+    let default = if options.quick { 30 } else { 150 };
+    let mut bars = String::new();
+    for half in Half::ALL {
+        if options.half.is_some_and(|only| only != half) {
+            continue;
+        }
+        let run = RandomRun {
+            half,
+            cases: options.cases_per_half.unwrap_or(default),
+            first: options.first,
+            threads: options.threads,
+            keep: options.keep.as_deref(),
+            stop_at: options.stop_at,
+        };
+        let cases = random_case::run(run, &policies)?;
+        println!("== {} random cases, {} half, to the best peer of each", cases.len(), half.name());
+        println!("{}", random_case::table(&cases, &names, ours));
+        if options.rows && half == Half::Development {
+            println!("{}", random_case::rows(&cases, &names, ours));
+        }
+        bars += &random_case::bars(&cases, half.name(), policies.len(), ours);
+    }
+    Ok(bars)
 }
 
 fn cases(options: &Options, part: Part) -> anyhow::Result<Vec<(Case, Trace)>> {
@@ -234,7 +305,7 @@ fn run(
             let yaml = policy.yaml_for(fleet.engine.step_cost().per_prefill_token);
             let key = (part.name(), case.name_of_one(), seed, &yaml);
             let cache = CachedSummary::of(options.keep.as_deref(), &policy.name, key);
-            if let Some(summary) = cache.read() {
+            if let Some(summary) = cache.read::<Summary>() {
                 done.lock().expect("no replay panics")[job] = Some(summary);
                 continue;
             }

@@ -4,9 +4,10 @@
 //! seed and profile. After a change of the simulator the folder must be emptied.
 
 use anyhow::Context;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use wornpath_sim::replay::Summary;
 
 /// The file of one replay's summary, if there is a folder.
 pub(crate) struct CachedSummary(Option<PathBuf>);
@@ -20,12 +21,12 @@ impl CachedSummary {
     }
 
     /// The summary of an earlier run.
-    pub(crate) fn read(&self) -> Option<Summary> {
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_slice(&std::fs::read(self.0.as_ref()?).ok()?).ok()
     }
 
     /// Writes the file atomically.
-    pub(crate) fn write(&self, summary: &Summary) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, summary: &impl Serialize) -> anyhow::Result<()> {
         let Some(path) = &self.0 else { return Ok(()) };
         let partial = path.with_extension("partial");
         std::fs::write(&partial, serde_json::to_vec(summary)?)

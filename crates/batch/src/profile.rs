@@ -19,7 +19,7 @@ pick:
   planned: {otherwise: max_score}
 hold:
   unless:
-    - backlog: {at_most_ms: 100, waiting: 0, rates: fixed}
+    - backlog: {at_most_ms: 100, waiting: 0, engine: 8b-h200, rates: fixed}
   deadline: 10m
 ";
 
@@ -33,7 +33,7 @@ pick:
   planned: {otherwise: max_score}
 hold:
   unless:
-    - backlog: {at_most_ms: 100, waiting: 0}
+    - backlog: {at_most_ms: 100, waiting: 0, engine: 8b-h200}
   deadline: 10m
 speculate: 600s
 ";

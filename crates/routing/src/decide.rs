@@ -11,8 +11,8 @@ use crate::explain::Recorder;
 use crate::fleet::{Candidate, EventTrust, Reservation};
 use crate::name::Name;
 use crate::plan::{
-    AfterFailure, CacheHint, CacheRun, Hold, Mark, Mutation, Outcome, PlanStep, RoutingPlan,
-    SkippedBecause, Start,
+    AfterFailure, AwaitedPod, CacheHint, CacheRun, Hold, Mark, Mutation, Outcome, PlanStep,
+    RoutingPlan, SkippedBecause, Start,
 };
 use crate::profile::Profile;
 use crate::selector::NoCandidate;
@@ -88,7 +88,7 @@ impl Profile {
         run.lookup();
         let mut steps = Vec::with_capacity(self.steps.len());
         let no_plan = match run.bind(&mut steps) {
-            Err(NoCandidate::Hold) => Outcome::Hold(run.hold(None)),
+            Err(NoCandidate::Hold) => Outcome::Hold(run.hold(None, None)),
             Err(NoCandidate::Reject(rejection)) => Outcome::Reject(rejection),
             Ok(()) => match run.must_wait(&steps) {
                 Some(hold) => Outcome::Hold(hold),
@@ -302,7 +302,18 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 recorder.judged(name, decision.pod(pod.candidate), objection, started);
             }
             if !passes {
-                return Some(self.hold(Some(pod.uncached_tokens)));
+                let prefill_time = filters
+                    .iter()
+                    .find_map(|filter| filter.filter.prefill_time(&decision, pod.candidate));
+                let awaited = AwaitedPod {
+                    pod: decision.pod(pod.candidate).id(),
+                    prompt_tokens: self.prompt_tokens(),
+                    uncached_tokens: pod.uncached_tokens,
+                };
+                return Some(Hold {
+                    awaited: Some(awaited),
+                    ..self.hold(Some(pod.uncached_tokens), prefill_time)
+                });
             }
         }
         None
@@ -344,7 +355,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         millis.map_or(most, |millis| Duration::from_millis(millis).min(most))
     }
 
-    fn hold(&self, uncached_tokens: Option<u64>) -> Hold {
+    fn hold(&self, uncached_tokens: Option<u64>, prefill_time: Option<Duration>) -> Hold {
         let request = &self.context.request;
         let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
@@ -358,9 +369,10 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 // The profile's share of a tenant overrides the request's weight.
                 weight: share.map_or(request.weight.max(1), |(_, share)| *share),
                 priority: request.priority,
-                cost: PER_TOKEN.saturating_mul(tokens),
+                cost: prefill_time.unwrap_or_else(|| PER_TOKEN.saturating_mul(tokens)),
                 deadline: request.arrival.saturating_add(self.max_wait()),
             },
+            awaited: None,
         }
     }
 

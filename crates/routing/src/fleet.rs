@@ -4,6 +4,7 @@
 //! state of a pod changes all the time: its [`PodState`] is a few cache lines of counters that
 //! requests, probes and engine reports update in place, and that successive fleets share.
 
+mod held_work;
 mod learnt_rates;
 mod pod_state;
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use wornpath_index::{PodId, PodSlot};
 
+pub(crate) use held_work::HeldWork;
 pub(crate) use learnt_rates::{MeasuredPrefill, PrefillWork};
 pub use pod_state::{BreakerState, EventTrust, Health, PodState, Reservation};
 

@@ -10,9 +10,9 @@ use wornpath_index::{Moment, PodId};
 
 use crate::decide::Retry;
 use crate::decision_state::DecisionEnv;
-use crate::fleet::{BreakerState, Fleet, FleetPod, Health};
+use crate::fleet::{BreakerState, Fleet, FleetPod, Health, HeldWork};
 use crate::name::Name;
-use crate::plan::{Outcome, RoutingPlan};
+use crate::plan::{AwaitedPod, Outcome, RoutingPlan};
 use crate::profile::Profile;
 use crate::request::Request;
 use crate::slot::RoutingContext;
@@ -56,6 +56,9 @@ pub enum Dequeued {
 #[derive(Debug)]
 pub struct HeldRequests<T> {
     queue: WaitQueue<HeldRequest<T>>,
+    /// The work of the requests that the last poll refused, on the pods that they wait for. While a
+    /// poll runs, only that of the requests offered before: those that will be served earlier.
+    work: Vec<HeldWork>,
 }
 
 impl<T> HeldRequests<T> {
@@ -64,7 +67,7 @@ impl<T> HeldRequests<T> {
     /// # Errors
     /// If no queue can work by the rules.
     pub fn new(rules: QueueRules) -> Result<Self, QueueRulesError> {
-        Ok(Self { queue: WaitQueue::new(rules)? })
+        Ok(Self { queue: WaitQueue::new(rules)?, work: Vec::new() })
     }
 
     /// Adds a request whose decision was to hold it.
@@ -82,7 +85,11 @@ impl<T> HeldRequests<T> {
 
     /// Removes a request whose client has disconnected.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<HeldRequest<T>> {
-        self.queue.cancel(ticket)
+        let cancelled = self.queue.cancel(ticket);
+        if self.queue.is_empty() {
+            self.work.clear();
+        }
+        cancelled
     }
 
     /// Decides waiting requests again, in order, and appends those whose wait has ended.
@@ -97,13 +104,26 @@ impl<T> HeldRequests<T> {
             let rejection = expired(held.context.request(), env.fleet);
             settled.push((held, Dequeued::Reject(rejection)));
         }
+        self.work.clear();
+        let work = &mut self.work;
         self.queue.poll(env.now, settled, |held| {
             let Redecision { step, excluded } = &held.again;
             let retry = Retry { step: step.as_ref(), excluded };
             match held.profile.replan(&mut held.context, env, retry) {
                 Outcome::Plan(plan) => Some(Dequeued::Plan(plan)),
                 Outcome::Reject(rejection) => Some(Dequeued::Reject(rejection)),
-                Outcome::Hold(_) => None,
+                Outcome::Hold(hold) => {
+                    // Later requests in the queue see the pod as busy with this one, so that they
+                    // do not all wait for the same pod.
+                    if let Some(awaited) = hold.awaited
+                        && let Some(pod) = env.fleet.find(awaited.pod)
+                    {
+                        let AwaitedPod { prompt_tokens, uncached_tokens, .. } = awaited;
+                        let state = env.fleet[pod].state();
+                        work.push(HeldWork::new(state, prompt_tokens, uncached_tokens));
+                    }
+                    None
+                }
             }
         });
     }
@@ -270,6 +290,27 @@ mod tests {
         let settled = bench.poll();
         let [(_, Dequeued::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(pod_of(plan), bench.bench.pod(0).id());
+    }
+
+    #[test]
+    fn requests_that_wait_for_one_pod_make_it_busy_for_those_behind_them() {
+        // Pod 0 is better by less than three waiting prompts.
+        let yaml = "score:\n  - expression: {cost: \"250 * pod.kv_usage\"}\n  \
+                    - predicted_ttft: {speed: {token: 1, pair: 0}, eviction: 0, pressure_ms: 0}\n\
+                    pick: max_score\nhold: {unless: [concurrency: {prefill_tokens: 100}]}\n";
+        let mut bench = HoldBench::new(2, yaml);
+        bench.bench.pod(1).state().report(0, 1.0);
+        let _busy = Reservation::new(bench.bench.pod(0).state(), 100, 100);
+        for item in ["a", "b", "c"] {
+            assert!(bench.arrive(item, 100).is_none(), "{item} wants pod 0, which is busy");
+        }
+        let settled = bench.poll();
+        let bound: Vec<_> = settled.iter().map(|(item, _)| *item).collect();
+        assert_eq!(bound, ["c"], "two wait for pod 0, and the third goes to pod 1");
+        let held = bench.bench.pod(0).state().held_tokens();
+        assert_eq!(held, 200, "the work of those that still wait");
+        drop(bench.held);
+        assert_eq!(bench.bench.pod(0).state().held_tokens(), 0);
     }
 
     #[test]

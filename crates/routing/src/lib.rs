@@ -80,8 +80,8 @@ pub use messages::Messages;
 pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError, Untokenized};
 pub use name::{Name, Role};
 pub use plan::{
-    AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,
-    RoutingPlan, SkippedBecause, Start, Transfer,
+    AfterFailure, AwaitedPod, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome,
+    PlanStep, RoutingPlan, SkippedBecause, Start, Transfer,
 };
 pub use plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;

@@ -29,6 +29,19 @@ pub enum Outcome {
 pub struct Hold {
     /// Its entry in the wait queue, with its deadline.
     pub class: QueueEntry,
+    /// The pod that was chosen and has no room, if one was chosen.
+    pub awaited: Option<AwaitedPod>,
+}
+
+/// The pod that a request waits for, and the work that it would bring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AwaitedPod {
+    /// The pod.
+    pub pod: PodId,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens that the pod would compute.
+    pub uncached_tokens: u64,
 }
 
 /// The steps that answer a request, in order. Dropping it releases the load that it reserved.

@@ -61,6 +61,11 @@ pub trait Filter: Send + Sync {
     /// The reason a candidate was dropped, for people. Called only when a decision is explained.
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String;
 
+    /// How long the pod computes the request's uncached tokens, if the filter knows its speed.
+    fn prefill_time(&self, _decision: &Decision<'_>, _candidate: Candidate) -> Option<Duration> {
+        None
+    }
+
     /// What happens when it drops every candidate, unless the profile sets `on_empty`.
     fn when_empty(&self) -> WhenEmpty {
         WhenEmpty::Reject

@@ -31,6 +31,7 @@ fn traffic(requests: usize, pods: usize) -> Trace {
             output_tokens: 1 + rng.below(400),
             blocks: blocks.into(),
             session: None,
+            tenant: None,
         }
     };
     Trace { block_size: NonZeroUsize::new(512).unwrap(), turns: (0..requests).map(turn).collect() }

@@ -214,6 +214,8 @@ impl PromptReader<'_> {
         let prompt_tokens = lengths.prompt;
         let blocks = chain.iter().map(|hash: &BlockHash| hash.0).collect();
         let start = TraceStart::At(Duration::ZERO);
-        Ok((TraceTurn { start, prompt_tokens, output_tokens, blocks, session: None }, text))
+        let turn =
+            TraceTurn { start, prompt_tokens, output_tokens, blocks, session: None, tenant: None };
+        Ok((turn, text))
     }
 }

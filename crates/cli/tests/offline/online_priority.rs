@@ -56,6 +56,7 @@ fn turn(start: Duration, number: u64, prompt: &GroupPrompt, output_tokens: usize
         output_tokens,
         blocks: blocks.collect(),
         session: None,
+        tenant: None,
     }
 }
 

@@ -365,7 +365,7 @@ fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
     request
 }
 
-/// Updates the trust in each pod's events, as routing decisions see it.
+/// Updates the trust in each pod's events and what it caches, as routing decisions see it.
 fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
     let snapshot = registry.snapshot();
     for status in events {
@@ -384,6 +384,11 @@ fn update_trust(registry: &PodRegistry, events: &[PodStatus], now: Moment) {
         }
         if let Some(age) = status.status.age {
             pod_state.heard_at(now.saturating_sub(age));
+        }
+        if let (Some(size), Ok(stats)) =
+            (entry.block_size, registry.index().pod_stats(entry.pod.id()))
+        {
+            pod_state.set_cached_tokens(stats.blocks.saturating_mul(size.get()) as u64);
         }
     }
 }

@@ -298,7 +298,7 @@ mod tests {
             cost: Duration::ZERO,
             deadline: Moment::from_secs(9),
         };
-        queues.enter(Moment::ZERO, Hold { class }, held).unwrap().0
+        queues.enter(Moment::ZERO, Hold { class, awaited: None }, held).unwrap().0
     }
 
     #[test]

@@ -143,6 +143,12 @@ impl LearntRates {
         }
     }
 
+    /// Whether enough prefill was measured to outweigh what was assumed before.
+    #[inline]
+    pub(super) fn is_measured(&self) -> bool {
+        self.prefill.read().0 > PRIOR
+    }
+
     /// How many times longer the pod takes than `model` says, if `told` is what is known from
     /// elsewhere.
     #[inline]

@@ -68,6 +68,12 @@ pub struct PodState {
     prefill_tokens: AtomicU64,
     prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
+    unanswered_tokens: AtomicU64,
+    in_flight_tokens: AtomicU64,
+    held_tokens: AtomicU64,
+    held_pairs: AtomicU64,
+    /// Tokens plus one; zero for unknown.
+    cached_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
     last_event: AtomicU64,
     waiting: AtomicU32,
@@ -130,6 +136,46 @@ impl PodState {
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
         self.decode_tokens.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of requests without a first token. Unlike [`Self::prefill_tokens`],
+    /// a prompt counts whole until its first token.
+    #[must_use]
+    pub fn unanswered_tokens(&self) -> u64 {
+        self.unanswered_tokens.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of all requests in flight: a prompt counts until its answer ends.
+    #[must_use]
+    pub fn in_flight_tokens(&self) -> u64 {
+        self.in_flight_tokens.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of requests in the router's wait queue that would go to the pod, as
+    /// far as they are ahead of the request that is being decided.
+    #[inline]
+    #[must_use]
+    pub fn held_tokens(&self) -> u64 {
+        self.held_tokens.load(Relaxed)
+    }
+
+    /// Twice the pairs of tokens that these must attend to.
+    #[inline]
+    #[must_use]
+    pub fn held_pairs(&self) -> u64 {
+        self.held_pairs.load(Relaxed)
+    }
+
+    /// Prompt tokens in its KV cache, in use or not; `None` if unknown.
+    #[inline]
+    #[must_use]
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.cached_tokens.load(Relaxed).checked_sub(1)
+    }
+
+    /// Sets the prompt tokens in its KV cache, as the index knows them.
+    pub fn set_cached_tokens(&self, tokens: u64) {
+        self.cached_tokens.store(tokens.saturating_add(1), Relaxed);
     }
 
     /// Requests that wait inside the engine, as it reports.
@@ -195,6 +241,12 @@ impl PodState {
         self.learnt.pace(paced, told, model)
     }
 
+    /// Whether its speed of prefill was measured, or told.
+    #[inline]
+    pub(crate) fn is_pace_known(&self) -> bool {
+        self.told_pace.load(Relaxed) != 0 || self.learnt.is_measured()
+    }
+
     /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a
     /// computed part of a prompt, or a first token.
     #[inline]
@@ -208,6 +260,16 @@ impl PodState {
             _ if passed > u32::MAX / 2 => Duration::ZERO,
             _ => Duration::from_millis(passed.into()),
         }
+    }
+
+    pub(super) fn hold_work(&self, tokens: u64, pairs: u64) {
+        self.held_tokens.fetch_add(tokens, Relaxed);
+        self.held_pairs.fetch_add(pairs, Relaxed);
+    }
+
+    pub(super) fn release_held_work(&self, tokens: u64, pairs: u64) {
+        self.held_tokens.fetch_sub(tokens, Relaxed);
+        self.held_pairs.fetch_sub(pairs, Relaxed);
     }
 
     pub(super) fn progressed(&self, now: Moment) {
@@ -417,6 +479,8 @@ impl Reservation {
     pub fn new(pod_state: &Arc<PodState>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
         let pending = uncached_tokens.min(prompt_tokens);
         pod_state.admit(pending, pairs(prompt_tokens, pending));
+        pod_state.unanswered_tokens.fetch_add(pending, Relaxed);
+        pod_state.in_flight_tokens.fetch_add(pending, Relaxed);
         let uncached_tokens = pending;
         let pod_state = Arc::clone(pod_state);
         Self { pod_state, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
@@ -457,6 +521,7 @@ impl Reservation {
         self.computed(self.pending);
         if self.decoding.is_none() {
             self.decoding = Some(self.prompt_tokens);
+            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
             self.pod_state.start_decoding(self.prompt_tokens);
         }
     }
@@ -505,13 +570,16 @@ impl Drop for Reservation {
             if context > self.prompt_tokens {
                 self.pod_state.answered(context - self.prompt_tokens);
             }
+        } else {
+            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
         }
+        self.pod_state.in_flight_tokens.fetch_sub(self.uncached_tokens, Relaxed);
         self.pod_state.leave();
     }
 }
 
 /// Twice the pairs that the last `pending` tokens of a prompt attend to.
-fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
+pub(super) fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
     /// Longer prompts than any engine takes count as this long, so that no sum overflows.
     const LONGEST: u64 = 1 << 24;
     let done = (prompt_tokens - pending).min(LONGEST);

@@ -4,7 +4,10 @@
 //! that waits in the router can do both. Under `hold: {unless: ...}` this filter keeps requests in
 //! the router until a pod is about to be free. The limit is in milliseconds, so that it means the
 //! same for every engine and every prompt length. It is a prediction of the [engine's
-//! speed](super::engine_speed).
+//! speed](super::engine_speed); a pod whose speed is neither given nor measured passes, because a
+//! limit by a guess would throttle an engine that is faster.
+
+use std::time::Duration;
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -22,7 +25,8 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "at_most_ms",
             Takes::Number(0.0, 1e9),
             "50",
-            "Limit on the milliseconds of prefill that the pod has pending.",
+            "Limit on the milliseconds of prefill that the pod has pending. Pods whose speed is neither given nor \
+             measured pass.",
         ),
         Parameter::optional(
             "waiting",
@@ -94,7 +98,10 @@ impl Filter for Backlog {
             let fits = self.max_kv_usage.is_none_or(|limit| {
                 pod.state().requests() == 0 || self.kv_usage_with(decision, pod) <= limit
             });
-            *keep = !queues && fits && self.pending_ms(decision, pod) <= self.max_pending_ms;
+            let is_soon = || {
+                !self.speeds.is_known(pod) || self.pending_ms(decision, pod) <= self.max_pending_ms
+            };
+            *keep = !queues && fits && is_soon();
         }
     }
 
@@ -110,6 +117,17 @@ impl Filter for Backlog {
         )
     }
 
+    fn prefill_time(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<Duration> {
+        let pod = decision.pod(candidate);
+        let speed = self.speeds.of(pod.facts().engine.as_ref());
+        let held = self.held.as_ref().and_then(|handle| decision.held(handle))?;
+        let new = held.uncached_tokens(pod) as f64;
+        let prompt = held.prompt().prompt_tokens as f64;
+        let work = speed.prefill(new, new * (2.0 * prompt - new));
+        let slowdown = self.speeds.slowdown(pod, speed).prefill;
+        Duration::try_from_secs_f64(slowdown * work / 1e3).ok()
+    }
+
     fn when_empty(&self) -> WhenEmpty {
         WhenEmpty::Hold
     }
@@ -121,6 +139,8 @@ impl Filter for Backlog {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
@@ -132,11 +152,28 @@ mod tests {
             (0..20).map(|_| Reservation::new(harness.pod_state(0), 1_000, 1_000)).collect();
         let _long = Reservation::new(harness.pod_state(1), 20_000, 20_000);
         let kept = |ms: u32| {
-            let yaml = format!("backlog: {{at_most_ms: {ms}}}");
+            let yaml = format!("backlog: {{at_most_ms: {ms}, engine: 8b-h200}}");
             harness.run(&[], Stage::Filter, &yaml).kept()
         };
         // 20,000 tokens take 319 ms, their squares 7 ms or 150 ms.
         assert_eq!((kept(300), kept(330), kept(470)), (vec![], vec![0], vec![0, 1]));
+    }
+
+    #[test]
+    fn a_pod_of_unknown_speed_is_kept_until_its_speed_is_measured() {
+        let harness = Harness::of(1);
+        let time = |milliseconds| harness.now + Duration::from_millis(milliseconds);
+        let kept = || harness.run(&[], Stage::Filter, "backlog: {at_most_ms: 50}").kept();
+        {
+            let _pending = Reservation::new(harness.pod_state(0), 20_000, 20_000);
+            assert_eq!(kept(), [0], "a guess would say 500 ms");
+        }
+        for at in (0..10).map(|number| 1_000 * number) {
+            let mut request = Reservation::new(harness.pod_state(0), 8000, 8000).sent_at(time(at));
+            request.first_token_at(time(at + 200));
+        }
+        let _pending = Reservation::new(harness.pod_state(0), 20_000, 20_000);
+        assert_eq!(kept(), [0; 0], "it computes 8,000 tokens in 200 ms");
     }
 
     #[test]

@@ -27,6 +27,12 @@ pub(crate) struct PodLoad {
     pub(crate) pending: f64,
     /// Milliseconds that the pending prompt tokens still take.
     pub(crate) queued: f64,
+    /// Milliseconds of prefill of requests that wait in the router for this pod.
+    pub(crate) held: f64,
+    /// Tokens that these add to the KV cache.
+    pub(crate) held_tokens: f64,
+    /// The share of the KV cache that holds prompts, in use or not; 1 if unknown.
+    pub(crate) cached_share: f64,
     pub(crate) slowdown: Slowdown,
     /// Requests in flight.
     pub(crate) requests: f64,
@@ -58,6 +64,8 @@ pub(crate) struct Prices {
 pub(crate) struct CostTerms {
     /// Prefill of the prompts that were sent before.
     pub(crate) queued: f64,
+    /// Prefill of the prompts that wait in the router for the same pod.
+    pub(crate) held: f64,
     /// Prefill of this prompt's uncached tokens.
     pub(crate) own: f64,
     /// The rest of the steps' time, decoding included.
@@ -76,6 +84,7 @@ impl CostTerms {
     #[inline]
     pub(crate) fn total(&self) -> f64 {
         self.queued
+            + self.held
             + self.own
             + self.steps
             + self.miss
@@ -104,7 +113,7 @@ pub(crate) fn terms(
     // that, and the sum of the contexts does not. For the same reason this prompt's cached tokens
     // add nothing.
     let running = if load.reported > 0.0 { load.reported } else { load.contexts };
-    let used = (running + load.pending) / kv;
+    let used = (running + load.pending + load.held_tokens) / kv;
     let after = used + (new + output) / kv;
     // An engine keeps blocks until it needs the space, so a warm cache evicts as much as it admits.
     // The more of it is in use, the more recent are the blocks that it evicts.
@@ -114,9 +123,11 @@ pub(crate) fn terms(
     let delay = work + speed.sequence + speed.context * prompt;
     CostTerms {
         queued: load.queued,
+        held: load.held,
         own: load.slowdown.prefill * work,
         steps: load.slowdown.steps * steps * step,
-        miss: prices.miss * work,
+        // A cache with free space holds another copy of a prefix at the expense of no other.
+        miss: prices.miss * load.cached_share.min(1.0) * work,
         eviction: prices.eviction * speed.token * evicted,
         // The twelfth power is near zero at half and one when full (found on replayed traces).
         pressure: prices.pressure * (after.powi(12) - used.powi(12)),
@@ -151,6 +162,9 @@ mod tests {
     const IDLE: PodLoad = PodLoad {
         pending: 0.0,
         queued: 0.0,
+        held: 0.0,
+        held_tokens: 0.0,
+        cached_share: 1.0,
         slowdown: Slowdown { prefill: 1.0, steps: 1.0 },
         requests: 0.0,
         decoding: 0.0,

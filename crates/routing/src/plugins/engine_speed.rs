@@ -14,11 +14,11 @@ use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused};
 
 /// The engine whose published speed applies to pods that name none.
-pub(super) const ENGINE: Parameter = Parameter::with_default(
+pub(super) const ENGINE: Parameter = Parameter::optional(
     "engine",
     Takes::OneOf(&["8b-h200", "32b-h100x2", "70b-h100x4"]),
-    "8b-h200",
-    "The engine profile of pods whose own `engine` is none of these.",
+    "The engine profile of pods whose own `engine` is none of these. Without it, and without `speed`, their speed is \
+     learnt from their requests, with `8b-h200` to begin with.",
 );
 
 /// Overrides of single figures of that speed.
@@ -34,7 +34,7 @@ pub(super) const RATES: Parameter = Parameter::with_default(
     "rates",
     Takes::OneOf(&["learnt", "fixed"]),
     "learnt",
-    "`learnt`: measured requests correct each pod's speed. `fixed`: they do not.",
+    "`learnt`: measured requests correct each pod's speed. `fixed`: only that of pods whose engine is unknown.",
 );
 
 /// The terms of an engine's step time, in milliseconds, and its sizes, in tokens. A step takes
@@ -154,21 +154,42 @@ pub(crate) struct Slowdown {
 pub(crate) struct PodSpeeds {
     named: [(Name, EngineSpeed); 3],
     default: EngineSpeed,
+    /// Whether `default` was given for the pods that name no engine, not assumed.
+    is_default_known: bool,
     rates: EngineRates,
 }
 
 impl PodSpeeds {
     /// The published speeds, and `default` for pods that name none of them.
-    pub(crate) fn new(default: EngineSpeed, rates: EngineRates) -> Self {
-        Self { named: PUBLISHED.map(|(name, speed)| (name.into(), speed)), default, rates }
+    pub(crate) fn new(default: Option<EngineSpeed>, rates: EngineRates) -> Self {
+        Self {
+            named: PUBLISHED.map(|(name, speed)| (name.into(), speed)),
+            is_default_known: default.is_some(),
+            default: default.unwrap_or(PUBLISHED[0].1),
+            rates,
+        }
+    }
+
+    /// Whether the pod's engine profile was given. The speed of other pods is a guess until it is
+    /// measured.
+    #[inline]
+    fn is_told(&self, pod: &FleetPod) -> bool {
+        let is_named = |engine: &Name| self.named.iter().any(|(name, _)| name == engine);
+        self.is_default_known || pod.facts().engine.as_ref().is_some_and(is_named)
+    }
+
+    /// Whether the pod's speed was given or measured.
+    #[inline]
+    pub(crate) fn is_known(&self, pod: &FleetPod) -> bool {
+        self.is_told(pod) || pod.state().is_pace_known()
     }
 
     /// The pod's slowdown against `speed`; 1 while nothing was measured.
     #[inline]
     pub(crate) fn slowdown(&self, pod: &FleetPod, speed: &EngineSpeed) -> Slowdown {
         let measured = |part| match self.rates {
-            EngineRates::Fixed => 1.0,
-            EngineRates::Learnt => pod.state().slowness(part, |work| speed.time(work)),
+            EngineRates::Fixed if self.is_told(pod) => 1.0,
+            _ => pod.state().slowness(part, |work| speed.time(work)),
         };
         Slowdown {
             prefill: measured(MeasuredPrefill::Prefill),
@@ -186,10 +207,12 @@ impl PodSpeeds {
 
 /// The engine speeds that the parameters [`ENGINE`], [`SPEED`] and [`RATES`] set.
 pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<PodSpeeds, AssemblyRefused> {
-    let engine: &str = assembly.get("engine");
-    let published = PUBLISHED.iter().find(|(name, _)| *name == engine);
+    let engine = assembly.maybe::<&str>("engine");
+    let published = PUBLISHED.iter().find(|(name, _)| Some(*name) == engine);
     let mut speed = published.map_or(PUBLISHED[0].1, |(_, speed)| *speed);
-    for (name, value) in assembly.maybe::<Vec<(String, f64)>>("speed").unwrap_or_default() {
+    let figures = assembly.maybe::<Vec<(String, f64)>>("speed");
+    let is_known = engine.is_some() || figures.is_some();
+    for (name, value) in figures.unwrap_or_default() {
         let Some(field) = speed.field(&name) else {
             let cure = format!("use {}", EngineSpeed::FIELDS.join(", "));
             return Err(assembly.refuse("speed", &format!("unknown speed figure `{name}`"), &cure));
@@ -204,7 +227,7 @@ pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<PodSpeeds, AssemblyR
         "fixed" => EngineRates::Fixed,
         _ => EngineRates::Learnt,
     };
-    Ok(PodSpeeds::new(speed, rates))
+    Ok(PodSpeeds::new(is_known.then_some(speed), rates))
 }
 
 #[cfg(test)]
@@ -213,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_pod_has_the_speed_of_the_engine_it_names_and_every_figure_can_be_set() {
-        let speeds = PodSpeeds::new(PUBLISHED[0].1, EngineRates::Learnt);
+        let speeds = PodSpeeds::new(Some(PUBLISHED[0].1), EngineRates::Learnt);
         assert_eq!(speeds.of(Some(&"70b-h100x4".into())), &PUBLISHED[2].1);
         assert_eq!(speeds.of(Some(&"unknown".into())), &PUBLISHED[0].1);
         assert_eq!(speeds.of(None), &PUBLISHED[0].1);

@@ -28,8 +28,9 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "score",
             Takes::Text,
             "An expression with a value from 0 to 1. Numbers of one candidate: pod.requests, pod.decoding, \
-             pod.prefill_tokens, pod.decode_tokens, pod.waiting, pod.kv_usage, pod.kv_tokens, \
-             pod.cached_blocks, pod.cached_share, pod.uncached_tokens, pod.placed_tokens (uncached tokens that \
+             pod.prefill_tokens, pod.unanswered_tokens (uncached tokens of requests without a first token), \
+             pod.in_flight_tokens (of all requests in flight), pod.decode_tokens, pod.waiting, pod.kv_usage, \
+             pod.kv_tokens, pod.cached_blocks, pod.cached_share, pod.uncached_tokens, pod.placed_tokens (uncached tokens that \
              this profile sent to it so far); its strings: pod.name, pod.engine, pod.host, pod.rack, pod.zone, \
              pod.region, pod.labels.…. Of the request: request.prompt_tokens, request.block_tokens, \
              request.output_tokens, request.priority; request.model, request.lora, request.tenant, \
@@ -135,6 +136,12 @@ impl ExpressionScope<'_> {
                 self.each(column, |pod| pod.state().prefill_tokens() as f64);
             }
             PodField::DecodeTokens => self.each(column, |pod| pod.state().decode_tokens() as f64),
+            PodField::UnansweredTokens => {
+                self.each(column, |pod| pod.state().unanswered_tokens() as f64);
+            }
+            PodField::InFlightTokens => {
+                self.each(column, |pod| pod.state().in_flight_tokens() as f64);
+            }
             PodField::KvUsage => self.each(column, |pod| pod.state().kv_usage()),
             PodField::KvTokens => {
                 self.each(column, |pod| pod.facts().kv_tokens.unwrap_or(0) as f64);

@@ -89,6 +89,10 @@ fn pod_load(pod: &FleetPod, speed: &EngineSpeed, slowdown: Slowdown, now: Moment
     PodLoad {
         pending: pod_state.prefill_tokens() as f64,
         queued: speed.backlog(pod, slowdown, now),
+        held: slowdown.prefill
+            * speed.prefill(pod_state.held_tokens() as f64, pod_state.held_pairs() as f64),
+        held_tokens: pod_state.held_tokens() as f64,
+        cached_share: pod_state.cached_tokens().map_or(1.0, |tokens| tokens as f64 / kv_tokens),
         slowdown,
         requests: f64::from(pod_state.requests()),
         decoding: f64::from(pod_state.decoding()),
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_measured_slow_is_predicted_slow_unless_rates_are_fixed() {
+    fn a_pod_that_was_measured_slow_is_predicted_slow_unless_its_rates_are_given_and_fixed() {
         let harness = Harness::of(2).prompt(&[7; 2000]);
         let time = Moment::from_millis;
         for at in (0..100).map(|number| 10_000 * number) {
@@ -175,8 +179,25 @@ mod tests {
         let scores = |yaml| harness.run(&PREPARE, Stage::Score, yaml).scores();
         let learnt = scores(PLAIN);
         assert!(learnt[0] > 1.7 * learnt[1], "{learnt:?}");
-        let fixed = scores("predicted_ttft: {eviction: 0, pressure_ms: 0, rates: fixed}");
+        let fixed =
+            scores("predicted_ttft: {eviction: 0, pressure_ms: 0, rates: fixed, engine: 8b-h200}");
         assert_eq!(fixed[0], fixed[1]);
+    }
+
+    #[test]
+    fn a_miss_costs_more_than_its_own_time_only_as_far_as_the_cache_is_full() {
+        let facts = |name| PodFacts { kv_tokens: Some(10_000), ..PodFacts::serving(name, "m") };
+        let harness = Harness::with(vec![facts("a"), facts("b")]).prompt(&[7; 2000]);
+        harness.pod_state(0).set_cached_tokens(0);
+        harness.pod_state(1).set_cached_tokens(5_000);
+        let extra = |yaml| {
+            let scores = harness.run(&PREPARE, Stage::Score, yaml).scores();
+            scores[1] - scores[0]
+        };
+        let work = 0.01594 * 2000.0 + 3.74e-7 * 4e6;
+        let yaml = "predicted_ttft: {eviction: 0, pressure_ms: 0, miss: 1}";
+        assert!((extra(yaml) - 0.5 * work).abs() < 1e-9, "{}", extra(yaml));
+        assert_eq!(extra(PLAIN), 0.0);
     }
 
     #[test]

@@ -20,6 +20,8 @@ use wornpath_routing::{
 const BLOCK: usize = 16;
 /// Ten blocks and a rest.
 const PROMPT: usize = 165;
+/// The size of a pod's KV cache.
+const KV_TOKENS: u64 = 4096;
 
 /// A pod's load, and how much of the prompt it holds.
 #[derive(Clone, Debug)]
@@ -87,7 +89,8 @@ impl Case {
             .enumerate()
             .map(|(at, load)| {
                 let id = index.add_pod().unwrap();
-                let pod = FleetPod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
+                let facts = PodFacts::serving(&format!("p{at}"), "m");
+                let pod = FleetPod::new(id, PodFacts { kv_tokens: Some(KV_TOKENS), ..facts });
                 let pending = load.pending.iter().map(|n| Reservation::new(pod.state(), *n, *n));
                 reserved.extend(pending);
                 reserved.extend(load.decoding.iter().map(|tokens| {
@@ -183,13 +186,11 @@ proptest! {
     }
 
     #[test]
-    fn dynamo_adds_prefill_and_decode_blocks(loads in loads()) {
+    fn dynamo_adds_prefill_and_used_blocks(loads in loads()) {
         chooses_the_least(include_str!("../../../../profiles/dynamo.yaml"), &loads, |load| {
-            let block = BLOCK as f64;
-            let prompt = PROMPT as f64;
-            let prefill = (load.pending_tokens() + prompt) / block - load.held_blocks as f64;
-            let decoding = load.decoding.iter().sum::<u64>() as f64;
-            prefill.max(0.0) + (decoding + load.pending_tokens() + prompt) / block
+            let prefill = load.pending_tokens() + load.uncached();
+            let used = load.kv_usage * KV_TOKENS as f64 + load.uncached();
+            (prefill + used) / BLOCK as f64
         });
     }
 

@@ -14,8 +14,8 @@ use wornpath_index::{
 };
 use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Priority, Redecision};
 use wornpath_routing::{
-    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Outcome, PodFacts,
-    Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
+    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Name, Outcome,
+    PodFacts, Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
 /// The only model of a replay.
@@ -28,8 +28,8 @@ pub(super) struct RouterSettings<'a> {
     pub(super) block_size: NonZeroUsize,
     /// KV capacity of a pod in tokens.
     pub(super) kv_tokens: u64,
-    /// The engine profile that the router assumes for every pod.
-    pub(super) engine: &'a str,
+    /// The engine profile that the router knows every pod to have.
+    pub(super) engine: Option<&'a str>,
     /// The slowdown that the router knows of: pod number and factor.
     pub(super) known_slow: &'a [(usize, f64)],
     /// The delay of cache events.
@@ -96,7 +96,7 @@ impl Router {
             let id = index.add_pod().expect("the index has room for as many pods as were checked");
             let facts = PodFacts {
                 kv_tokens: Some(settings.kv_tokens),
-                engine: Some(settings.engine.into()),
+                engine: settings.engine.map(Into::into),
                 ..PodFacts::serving(&format!("pod-{number}"), MODEL)
             };
             FleetPod::new(id, facts)
@@ -161,6 +161,7 @@ impl Router {
             model: ModelChoice { base: MODEL.into(), lora: None },
             prompt: Prompt::Tokens(tokens_of(turn, self.block_size)),
             headers: session.into_iter().collect(),
+            tenant: turn.tenant.map(|tenant| Name::from(tenant.to_string().as_str())),
             arrival: Moment::at(now),
             priority: planned.map_or_else(Priority::default, |_| Priority::LOWEST),
             planned,
@@ -254,6 +255,9 @@ impl Router {
     pub(super) fn tick(&mut self, now: Duration) {
         for pod in self.fleet.pods() {
             pod.state().heard_at(Moment::at(now));
+            if let Ok(stats) = self.index.pod_stats(pod.id()) {
+                pod.state().set_cached_tokens((stats.blocks * self.block_size.get()) as u64);
+            }
         }
         self.writer.expire(Moment::at(now));
     }

@@ -28,6 +28,8 @@ pub struct ReplayFleet {
     pub kv_tokens: Option<usize>,
     /// Pods that are slower than the profile: pod number and factor.
     pub slow: Vec<(usize, f64)>,
+    /// Whether the routers know the engine profile; else they assume their default.
+    pub is_engine_known: bool,
     /// The slowdown that the routers know of, in the same form.
     pub known_slow: Vec<(usize, f64)>,
     /// A pod that is drained, and when: it gets no new requests, those without a token are sent
@@ -50,6 +52,7 @@ impl ReplayFleet {
             pods,
             kv_tokens: None,
             slow: Vec::new(),
+            is_engine_known: true,
             known_slow: Vec::new(),
             drained: None,
             routers: 1,
@@ -95,8 +98,8 @@ struct ReplayState<'a> {
     /// The valid wake-up of the routers; other entries of `due_events` are stale.
     router_wakeup: Option<Duration>,
     due_events: BinaryHeap<Reverse<(Duration, DueEvent)>>,
-    /// For each turn, the turn that starts when it ends, and the delay.
-    following: Vec<Option<(usize, Duration)>>,
+    /// For each turn, the turns that start when it ends, and their delays.
+    following: Vec<Vec<(usize, Duration)>>,
     plans: Vec<Option<RoutingPlan>>,
     records: Vec<RequestRecord>,
     unfinished: usize,
@@ -179,7 +182,7 @@ fn run_replay<'a>(
         pods: fleet.pods,
         block_size: trace.block_size,
         kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
-        engine: fleet.engine.name(),
+        engine: fleet.is_engine_known.then(|| fleet.engine.name()),
         known_slow: &fleet.known_slow,
         events_delay: fleet.events_delay,
         seed: fleet.seed,
@@ -205,7 +208,7 @@ fn run_replay<'a>(
         engines,
         router_wakeup: None,
         due_events: BinaryHeap::new(),
-        following: vec![None; trace.turns.len()],
+        following: vec![Vec::new(); trace.turns.len()],
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
         records: vec![RequestRecord::default(); turns],
         unfinished: trace.turns.len(),
@@ -232,7 +235,7 @@ impl<'a> ReplayState<'a> {
                 TraceStart::At(time) => {
                     self.due_events.push(Reverse((time, DueEvent::Arrival(number))));
                 }
-                TraceStart::After { turn, delay } => self.following[turn] = Some((number, delay)),
+                TraceStart::After { turn, delay } => self.following[turn].push((number, delay)),
             }
         }
         self.due_events.push(Reverse((Duration::ZERO, DueEvent::Tick)));
@@ -487,7 +490,7 @@ impl<'a> ReplayState<'a> {
         }
         self.unfinished -= 1;
         (self.on_progress)(self.trace.turns.len() - self.unfinished);
-        if let Some((next, delay)) = self.following[turn] {
+        for (next, delay) in std::mem::take(&mut self.following[turn]) {
             self.due_events.push(Reverse((now + delay, DueEvent::Arrival(next))));
         }
     }

@@ -56,6 +56,8 @@ pub struct TraceTurn {
     pub blocks: Arc<[u64]>,
     /// The session it belongs to.
     pub session: Option<usize>,
+    /// The tenant that sends it.
+    pub tenant: Option<u32>,
 }
 
 impl TraceTurn {
@@ -73,6 +75,7 @@ impl TraceTurn {
             output_tokens: line.output_tokens()?,
             blocks: ids.into(),
             session: None,
+            tenant: None,
         })
     }
 
@@ -359,7 +362,8 @@ impl TraceReader {
             self.sessions.insert(name, SessionState { number, last_turn: self.turns.len() });
             number
         });
-        self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session });
+        let tenant = None;
+        self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session, tenant });
         Ok(())
     }
 

@@ -39,6 +39,8 @@ fields! {
         Decoding: Int = "decoding",
         PrefillTokens: Int = "prefill_tokens",
         DecodeTokens: Int = "decode_tokens",
+        UnansweredTokens: Int = "unanswered_tokens",
+        InFlightTokens: Int = "in_flight_tokens",
         Waiting: Int = "waiting",
         KvUsage: Double = "kv_usage",
         KvTokens: Int = "kv_tokens",
