@@ -2,10 +2,14 @@
 
 use crate::distribution::log_uniform;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::replay::ReplayFleet;
 use wornpath_sim::{EngineProfile, EngineProfileError};
+
+/// Tokens of a block of every trace.
+pub(super) const BLOCK: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
 /// A fleet, its routers, and the traffic that they get.
 #[derive(Clone, Debug)]

@@ -4,8 +4,7 @@
 //! every prefix computed once, or again after a cache of the whole fleet's size has evicted it. No
 //! policy reaches it: a load of 1 is an overload.
 
-use super::axes::Axes;
-use super::traffic::BLOCK;
+use super::axes::{Axes, BLOCK};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use wornpath_sim::StepLoad;

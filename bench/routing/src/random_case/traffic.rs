@@ -1,15 +1,12 @@
 //! The traffic of a random case: sessions and single prompts of many tenants, at the load that the
 //! case asks for.
 
-use super::axes::{Axes, Kind};
+use super::axes::{Axes, BLOCK, Kind};
 use super::capacity::fitted_to_load;
 use crate::distribution::{Zipf, exponential, log_normal, log_uniform};
-use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, TraceTurn};
-
-pub(super) const BLOCK: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
 /// The longest prompt.
 const MAX_TOKENS: usize = 64_000;

@@ -10,6 +10,11 @@
 
 use super::engine_speed::{EngineSpeed, Slowdown};
 
+/// The price of a miss is in proportion to how full the KV cache is: a cache with free space holds
+/// another copy of a prefix at the expense of no other. It still takes the time to compute it, so
+/// this share is the least. It also keeps requests together that come with one new prefix at once.
+const LEAST_MISS_SHARE: f64 = 0.1;
+
 /// Tokens that the request would bring to the pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement {
@@ -126,8 +131,7 @@ pub(crate) fn terms(
         held: load.held,
         own: load.slowdown.prefill * work,
         steps: load.slowdown.steps * steps * step,
-        // A cache with free space holds another copy of a prefix at the expense of no other.
-        miss: prices.miss * load.cached_share.min(1.0) * work,
+        miss: prices.miss * load.cached_share.clamp(LEAST_MISS_SHARE, 1.0) * work,
         eviction: prices.eviction * speed.token * evicted,
         // The twelfth power is near zero at half and one when full (found on replayed traces).
         pressure: prices.pressure * (after.powi(12) - used.powi(12)),

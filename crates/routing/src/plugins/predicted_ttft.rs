@@ -188,8 +188,8 @@ mod tests {
     fn a_miss_costs_more_than_its_own_time_only_as_far_as_the_cache_is_full() {
         let facts = |name| PodFacts { kv_tokens: Some(10_000), ..PodFacts::serving(name, "m") };
         let harness = Harness::with(vec![facts("a"), facts("b")]).prompt(&[7; 2000]);
-        harness.pod_state(0).set_cached_tokens(0);
-        harness.pod_state(1).set_cached_tokens(5_000);
+        harness.pod_state(0).set_cached_tokens(1_000);
+        harness.pod_state(1).set_cached_tokens(6_000);
         let extra = |yaml| {
             let scores = harness.run(&PREPARE, Stage::Score, yaml).scores();
             scores[1] - scores[0]
