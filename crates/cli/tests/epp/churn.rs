@@ -104,7 +104,9 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
     let mut kills = 0;
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (fates, over, address) = (&fates, &over, &envoy.address);
+            let fates = &fates;
+            let over = &over;
+            let address = &envoy.address;
             scope.spawn(move || {
                 let mut turn = 0;
                 while !over.load(Relaxed) {

@@ -7,5 +7,4 @@ mod churn;
 mod envoy;
 mod picks;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod support;

@@ -84,7 +84,8 @@ impl KubeApi {
                 if !running.load(SeqCst) {
                     return;
                 }
-                let (shared, running) = (Arc::clone(&shared), Arc::clone(&running));
+                let shared = Arc::clone(&shared);
+                let running = Arc::clone(&running);
                 let answer = move || {
                     // A client may disconnect at any time.
                     let _ = Connection { shared, running }.answer(stream.unwrap());
