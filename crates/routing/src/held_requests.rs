@@ -295,7 +295,8 @@ mod tests {
     #[test]
     fn requests_that_wait_for_one_pod_make_it_busy_for_those_behind_them() {
         // Pod 0 is better by less than three waiting prompts.
-        let yaml = "score:\n  - expression: {cost: \"250 * pod.kv_usage\"}\n  \
+        let yaml = "prepare: [tokenize, block_hash]\n\
+                    score:\n  - expression: {cost: \"250 * pod.kv_usage\"}\n  \
                     - predicted_ttft: {speed: {token: 1, pair: 0}, eviction: 0, pressure_ms: 0}\n\
                     pick: max_score\nhold: {unless: [concurrency: {prefill_tokens: 100}]}\n";
         let mut bench = HoldBench::new(2, yaml);
