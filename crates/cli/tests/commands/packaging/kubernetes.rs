@@ -104,12 +104,12 @@ impl Rendered {
     /// The manifest of a kind that belongs to the routers.
     fn router(&self, kind: &str) -> &Value {
         let is_router = |it: &&&Value| it["metadata"]["name"] == "test-wornpath";
-        *self.all(kind).iter().find(is_router).unwrap_or_else(|| panic!("no {kind}"))
+        self.all(kind).iter().find(is_router).unwrap_or_else(|| panic!("no {kind}"))
     }
 
     fn engines(&self) -> &Value {
         let is_engine = |it: &&&Value| it["metadata"]["name"] == "test-wornpath-qwen3-8b";
-        *self.all("Deployment").iter().find(is_engine).expect("engines")
+        self.all("Deployment").iter().find(is_engine).expect("engines")
     }
 
     fn config_text(&self) -> &str {
