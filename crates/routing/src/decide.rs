@@ -470,6 +470,8 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
         let counted = depth.min(most);
         let tokens = (counted * blocks.block_tokens) as u64;
+        let elsewhere = self.depth_elsewhere(candidate).min(counted);
+        let unique_tokens = ((counted - elsewhere) * blocks.block_tokens) as u64;
         let state = &mut *self.env.state;
         let holdings = &mut state.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
@@ -490,7 +492,16 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 }),
             }
         }
-        CacheHint { tokens, runs, speculative }
+        CacheHint { tokens, unique_tokens, runs, speculative }
+    }
+
+    /// Leading blocks of the prompt that a pod other than `candidate` holds.
+    fn depth_elsewhere(&self, candidate: Candidate) -> usize {
+        let slot = self.env.fleet[candidate].slot().position();
+        let depths = &self.env.state.scratch.depths;
+        let (before, after) = depths.split_at(slot.min(depths.len()));
+        let most = before.iter().chain(after.get(1..).unwrap_or_default()).max();
+        most.map_or(0, |depth| *depth as usize)
     }
 }
 

@@ -120,6 +120,8 @@ pub enum AfterFailure {
 pub struct CacheHint {
     /// Leading tokens of the prompt that need not be computed.
     pub tokens: u64,
+    /// Of `tokens`, those that no other pod holds.
+    pub unique_tokens: u64,
     /// The runs of blocks that hold them, in order.
     pub runs: Vec<CacheRun>,
     /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and

@@ -67,6 +67,8 @@ pub struct RequestSummary {
     /// Cached tokens predicted on the pod that computed the prompt; none if the profile ignores
     /// caches.
     pub predicted_tokens: Option<u64>,
+    /// Of the predicted tokens, those that no other pod held.
+    pub unique_tokens: u64,
     /// The speculative part of the prediction, which does not show whether router and engine agree
     /// on tokens.
     pub speculative: Option<Speculative>,
@@ -105,6 +107,7 @@ impl RequestSummary {
             retries: 0,
             is_degraded: false,
             predicted_tokens: None,
+            unique_tokens: 0,
             speculative: None,
             usage: Usage::default(),
             computed: None,

@@ -116,6 +116,7 @@ impl OpenResponse {
         };
         // A profile without a cache lookup predicts nothing, which is not the same as zero tokens.
         summary.predicted_tokens = summary.predicted_tokens.map(|_| cache.tokens);
+        summary.unique_tokens = cache.unique_tokens;
         let speculative = cache.speculative.zip(computed_by);
         summary.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
         summary.computed = facts.prefill.map(|prefill| Box::new(computed(&snapshot, &prefill)));

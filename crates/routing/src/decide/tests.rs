@@ -69,7 +69,10 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
     assert_eq!(names(&bench, step.pod), ["p2"]);
     assert_eq!(names(&bench, step.fallbacks.clone())[0], "p3", "the next best holds some of it");
     let run = CacheRun { blocks: 2, tier: Tier::Gpu, location: None::<Location> };
-    assert_eq!(step.cache, CacheHint { tokens: 8, runs: vec![run], speculative: None });
+    assert_eq!(
+        step.cache,
+        CacheHint { tokens: 8, unique_tokens: 4, runs: vec![run], speculative: None }
+    );
     assert_eq!(bench.pod(2).state().prefill_tokens(), 8, "what is not cached is pending");
     drop(plan);
     assert_eq!(bench.pod(2).state().prefill_tokens(), 0);
@@ -91,7 +94,7 @@ fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
     ];
     assert_eq!(
         plan.steps[0].cache,
-        CacheHint { tokens: 8, runs, speculative: None },
+        CacheHint { tokens: 8, unique_tokens: 8, runs, speculative: None },
         "the last token is computed anew"
     );
 }

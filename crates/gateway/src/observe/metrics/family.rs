@@ -62,6 +62,8 @@ families! {
         "Prompt tokens of the responses that reported cached tokens, by the pod that computed the prompt (with disaggregated prefill, the prefill pod).";
     CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]
         "Of `wornpath_prompt_tokens_told_total`, the tokens served from a prefix cache.";
+    UNIQUE_TOKENS = Counter "wornpath_cached_tokens_unique_total" ["profile", "pod"]
+        "Of `wornpath_cached_tokens_total`, the tokens that no other pod held when the request was routed: what would be computed again without this pod.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
         "Prompt tokens predicted to be cached on the pod, over the checked predictions.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]

@@ -94,6 +94,7 @@ struct PodCounters {
     /// Prompt tokens of the responses that reported cached tokens.
     reported: AtomicU64,
     cached: AtomicU64,
+    unique: AtomicU64,
     predicted: AtomicU64,
     actual: AtomicU64,
     misjudged: AtomicU64,
@@ -328,9 +329,10 @@ impl Metrics {
                 }
             });
         }
-        let counters: [(Family, Counter); 10] = [
+        let counters: [(Family, Counter); 11] = [
             (family::TOLD_TOKENS, |counters| &counters.reported),
             (family::CACHED_TOKENS, |counters| &counters.cached),
+            (family::UNIQUE_TOKENS, |counters| &counters.unique),
             (family::PREDICTED_TOKENS, |counters| &counters.predicted),
             (family::ACTUAL_TOKENS, |counters| &counters.actual),
             (family::MISJUDGED_TOKENS, |counters| &counters.misjudged),
@@ -395,6 +397,7 @@ impl PodCounters {
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
             add(&self.reported, prompt);
             add(&self.cached, cached);
+            add(&self.unique, record.unique_tokens.min(cached));
         }
         if let (Some(prompt), Some(predicted), Some(actual)) =
             (usage.prompt_tokens, record.predicted_tokens, usage.cached_tokens)

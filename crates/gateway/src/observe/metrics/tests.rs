@@ -19,6 +19,7 @@ fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {
         total: Duration::from_millis(40),
         retries: 1,
         predicted_tokens: predicted,
+        unique_tokens: 32,
         usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
         ..RequestSummary::new("r", Api::CHAT)
     }
@@ -44,6 +45,7 @@ fn a_request_counts_under_its_profile_and_its_pod() {
         r#"wornpath_prompt_tokens_total{profile="cache-aware",pod="a",source="engine"} 200"#,
         r#"wornpath_prompt_tokens_told_total{profile="cache-aware",pod="a"} 200"#,
         r#"wornpath_cached_tokens_total{profile="cache-aware",pod="a"} 96"#,
+        r#"wornpath_cached_tokens_unique_total{profile="cache-aware",pod="a"} 64"#,
         r#"wornpath_cached_tokens_predicted_total{profile="cache-aware",pod="a"} 64"#,
         r#"wornpath_cached_tokens_actual_total{profile="cache-aware",pod="a"} 48"#,
         r#"wornpath_cached_tokens_misjudged_total{profile="cache-aware",pod="a"} 16"#,
