@@ -23,7 +23,9 @@ use crate::address;
 use crate::check::BAD_CONFIGURATION;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::{Registry, fmt, reload, util::SubscriberInitExt};
 use wornpath_admin::Logging;
 
 mod arguments;
@@ -389,7 +391,11 @@ impl LogLevel {
     /// Starts logging.
     pub(crate) fn start(level: Level) -> Self {
         let (filter, handle) = reload::Layer::new(LevelFilter::from_level(level));
+        // The client of Kubernetes logs every failed attempt, without a subject; discovery logs the
+        // failure once.
+        let is_ours = filter_fn(|line| !line.target().starts_with("kube_"));
         let lines = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
+        let lines = lines.with_filter(is_ours);
         tracing_subscriber::registry().with(filter).with(lines).init();
         Self(handle)
     }

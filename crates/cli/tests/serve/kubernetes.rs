@@ -3,7 +3,7 @@
 
 use crate::support::engines::Engines;
 use crate::support::gateway::{Gateway, eventually, folder};
-use crate::support::kube_api::KubeApi;
+use crate::support::kube_api::{KubeApi, Refusal};
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
@@ -268,6 +268,10 @@ fn pods_and_their_caches_stay_while_the_api_server_is_away_and_changes_are_caugh
         assert_eq!(cluster.pods().len(), 3);
         assert_eq!(cluster.answered_by(&prompt), holder);
     }
+    let log = cluster.gateway.log();
+    let failures: Vec<_> = log.lines().filter(|line| line.contains("Connect")).collect();
+    let is_ours = |line: &&str| line.contains("Kubernetes API failed") && line.contains("pods=");
+    assert!(failures.iter().all(is_ours) && failures.len() <= 2, "{failures:#?}");
     cluster.api.restart();
     eventually("the deletion is caught up", || cluster.pods().len() == 2);
     let index = cluster.gateway.ask("GET", "/index", "").json();
@@ -294,19 +298,21 @@ fn a_compacted_version_begins_the_watch_again_with_a_list_in_pages() {
 }
 
 #[test]
-fn an_api_server_that_refuses_with_429_is_asked_again_later_and_pods_stay() {
-    let cluster = Cluster::with_pods("kubernetes_throttled", 2);
-    cluster.api.set_throttled(3);
-    cluster.api.restart();
-    let before = cluster.api.requests("");
-    eventually("it refuses", || cluster.api.throttled() < 3);
-    cluster.api.delete("pods", "vllm-0");
-    while cluster.api.throttled() > 0 {
-        assert_eq!(cluster.pods().len(), 2);
+fn an_api_server_that_refuses_is_asked_again_later_and_pods_stay() {
+    for (number, refusal) in [Refusal::Throttled, Refusal::Forbidden].into_iter().enumerate() {
+        let cluster = Cluster::with_pods(&format!("kubernetes_refused_{number}"), 2);
+        cluster.api.refuse(3, refusal);
+        cluster.api.restart();
+        let before = cluster.api.requests("");
+        eventually("it refuses", || cluster.api.refused() < 3);
+        cluster.api.delete("pods", "vllm-0");
+        while cluster.api.refused() > 0 {
+            assert_eq!(cluster.pods().len(), 2);
+        }
+        cluster.until("it answers again", &["vllm-1.models up"]);
+        let asked = cluster.api.requests("") - before;
+        assert!(asked < 20, "{asked} requests are no backoff");
     }
-    cluster.until("it answers again", &["vllm-1.models up"]);
-    let asked = cluster.api.requests("") - before;
-    assert!(asked < 20, "{asked} requests are no backoff");
 }
 
 #[test]

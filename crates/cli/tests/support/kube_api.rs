@@ -43,8 +43,8 @@ struct State {
     compacted: u64,
     /// How often that happened.
     compactions: u64,
-    /// How many requests are still answered with 429.
-    throttled: usize,
+    /// How many requests are still refused, and how.
+    refused: (usize, Refusal),
     /// Whether a watch of a compacted version is refused with a status instead of an event.
     refuses_watches: bool,
     /// The largest page, whatever the client asks for.
@@ -55,6 +55,32 @@ struct State {
     requests: Vec<String>,
     /// The version of the last bookmark.
     bookmarked: u64,
+}
+
+/// How every request is refused for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Refusal {
+    /// There are too many.
+    #[default]
+    Throttled,
+    /// The rights of the caller are not known yet, as right after a start.
+    Forbidden,
+}
+
+impl Refusal {
+    fn answer(self) -> (&'static str, Value) {
+        match self {
+            Self::Throttled => {
+                let text = "too many requests, please try again later";
+                let head = "429 Too Many Requests\r\nretry-after: 1";
+                (head, failure(429, "TooManyRequests", text))
+            }
+            Self::Forbidden => {
+                let text = "pods is forbidden: User \"router\" cannot list resource \"pods\"";
+                ("403 Forbidden", failure(403, "Forbidden", text))
+            }
+        }
+    }
 }
 
 struct Change {
@@ -177,8 +203,8 @@ impl KubeApi {
         self.shared.changed.notify_all();
     }
 
-    pub(crate) fn set_throttled(&self, requests: usize) {
-        self.shared.state().throttled = requests;
+    pub(crate) fn refuse(&self, requests: usize, refusal: Refusal) {
+        self.shared.state().refused = (requests, refusal);
     }
 
     pub(crate) fn set_refuses_watches(&self, refuses: bool) {
@@ -208,9 +234,9 @@ impl KubeApi {
         self.shared.state().bookmarked
     }
 
-    /// How many requests will still be refused with 429.
-    pub(crate) fn throttled(&self) -> usize {
-        self.shared.state().throttled
+    /// How many requests will still be refused.
+    pub(crate) fn refused(&self) -> usize {
+        self.shared.state().refused.0
     }
 }
 
@@ -269,20 +295,17 @@ impl Connection {
             let mut body = vec![0; length];
             reader.read_exact(&mut body)?;
             let line = line.trim_end().to_owned();
-            let is_throttled = {
+            let refusal = {
                 let mut state = self.shared.state();
                 state.requests.push(line.clone());
-                let is_throttled = state.throttled > 0;
-                state.throttled = state.throttled.saturating_sub(1);
-                is_throttled
+                let (left, refusal) = &mut state.refused;
+                let is_refused = *left > 0;
+                *left = left.saturating_sub(1);
+                is_refused.then_some(*refusal)
             };
-            if is_throttled {
-                let text = "too many requests, please try again later";
-                send(
-                    &mut writer,
-                    "429 Too Many Requests\r\nretry-after: 1",
-                    &failure(429, "TooManyRequests", text),
-                )?;
+            if let Some(refusal) = refusal {
+                let (head, failure) = refusal.answer();
+                send(&mut writer, head, &failure)?;
             } else if token != format!("Bearer {TOKEN}") {
                 send(
                     &mut writer,

@@ -203,6 +203,14 @@ impl Cluster {
         };
         self.ports = pool.ports();
         let selector = pool.selector();
+        let failure_mode = pool.picker().map(|(_, mode)| mode);
+        tracing::info!(
+            pool = pool.metadata.name,
+            selector,
+            ports = ?self.ports,
+            failure_mode,
+            "InferencePool read"
+        );
         if self.pods.is_none() || self.selector != selector {
             self.select(selector);
         }
