@@ -160,13 +160,24 @@ pub struct EppSettings {
     pub destinations: Destinations,
     /// The priorities of objectives.
     pub objectives: Vec<(String, Priority)>,
+    /// Whether answers carry the score of each candidate.
+    pub sends_scores: bool,
+    /// Whether the headers of conformance tests are obeyed.
+    pub has_test_hooks: bool,
 }
 
 impl EppSettings {
     /// The defaults, at this address.
     #[must_use]
     pub const fn at(address: SocketAddr) -> Self {
-        Self { address, health: None, destinations: Destinations::List, objectives: Vec::new() }
+        Self {
+            address,
+            health: None,
+            destinations: Destinations::List,
+            objectives: Vec::new(),
+            sends_scores: false,
+            has_test_hooks: false,
+        }
     }
 }
 

@@ -26,6 +26,21 @@ pub(crate) enum Failure {
     Open,
 }
 
+/// Where the picker is.
+#[derive(Clone, Debug)]
+pub(crate) struct Picker {
+    pub(crate) port: u16,
+    /// The file with the certificate that it must show, if Envoy speaks TLS to it and checks its
+    /// health.
+    pub(crate) certificate: Option<String>,
+}
+
+impl From<u16> for Picker {
+    fn from(port: u16) -> Self {
+        Self { port, certificate: None }
+    }
+}
+
 /// A running Envoy, ended when dropped.
 pub(crate) struct Envoy {
     child: Child,
@@ -156,8 +171,43 @@ fn access_log(path: &str) -> Value {
     json!({"name": "envoy.access_loggers.file", "typed_config": log})
 }
 
-fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure, log: &str) -> Value {
-    let [listener, admin, picker] = ports;
+fn picker_cluster(picker: &Picker) -> Value {
+    let http2 = typed(
+        "extensions.upstreams.http.v3.HttpProtocolOptions",
+        json!({"explicit_http_config": {"http2_protocol_options": {}}}),
+    );
+    let mut cluster = json!({
+        "name": "picker", "connect_timeout": "1s", "type": "STATIC",
+        "load_assignment": endpoints("picker", &[picker.port]),
+        "circuit_breakers": {"thresholds": [{"max_requests": 40000, "max_connections": 10000}]},
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2,
+        },
+    });
+    if let Some(certificate) = &picker.certificate {
+        let validation = json!({"trusted_ca": {"filename": certificate}});
+        let context = typed(
+            "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            json!({"common_tls_context": {"validation_context": validation}}),
+        );
+        cluster["transport_socket"] =
+            json!({"name": "envoy.transport_sockets.tls", "typed_config": context});
+        cluster["health_checks"] = json!([{
+            "timeout": "2s", "interval": "0.1s", "no_traffic_interval": "0.1s",
+            "unhealthy_threshold": 1, "healthy_threshold": 1,
+            "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
+        }]);
+    }
+    cluster
+}
+
+fn configuration(
+    [listener, admin]: [u16; 2],
+    picker: &Picker,
+    pods: &Pods,
+    failure: Failure,
+    log: &str,
+) -> Value {
     let retries = match pods {
         Pods::Named => Value::Null,
         Pods::Listed(_) => json!({
@@ -186,10 +236,6 @@ fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure, log: &str) -> V
             ],
         }),
     );
-    let http2 = typed(
-        "extensions.upstreams.http.v3.HttpProtocolOptions",
-        json!({"explicit_http_config": {"http2_protocol_options": {}}}),
-    );
     json!({
         "admin": {"address": address(admin)},
         "static_resources": {
@@ -200,29 +246,25 @@ fn configuration(ports: [u16; 3], pods: &Pods, failure: Failure, log: &str) -> V
                     "typed_config": manager,
                 }]}],
             }],
-            "clusters": [
-                pods_cluster(pods),
-                {
-                    "name": "picker", "connect_timeout": "1s", "type": "STATIC",
-                    "load_assignment": endpoints("picker", &[picker]),
-                    "circuit_breakers": {"thresholds": [{"max_requests": 40000, "max_connections": 10000}]},
-                    "typed_extension_protocol_options": {
-                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2,
-                    },
-                },
-            ],
+            "clusters": [pods_cluster(pods), picker_cluster(picker)],
         },
     })
 }
 
 impl Envoy {
-    /// Starts Envoy in front of pods, with the picker at this port.
-    pub(crate) fn start(test: &str, picker: u16, pods: &Pods, failure: Failure) -> Self {
+    /// Starts Envoy in front of pods.
+    pub(crate) fn start(
+        test: &str,
+        picker: impl Into<Picker>,
+        pods: &Pods,
+        failure: Failure,
+    ) -> Self {
         let [listener, admin] = [free_port(), free_port()];
         let folder = folder(test);
         let path = folder.join("envoy.json");
         let log = folder.join("access.log").to_str().unwrap().to_owned();
-        let text = configuration([listener, admin, picker], pods, failure, &log).to_string();
+        let picker = picker.into();
+        let text = configuration([listener, admin], &picker, pods, failure, &log).to_string();
         fs::write(&path, text).unwrap();
         let configuration = path.to_str().unwrap().to_owned();
         let child = run(&configuration);
@@ -238,6 +280,13 @@ impl Envoy {
         self.child.wait().unwrap();
         self.child = run(&self.configuration);
         self.wait();
+    }
+
+    /// Whether its health checks say that the picker serves.
+    pub(crate) fn has_healthy_picker(&self) -> bool {
+        let page = Exchange::open(&self.admin, "GET", "/clusters", "").finish().unwrap().text;
+        let flags = |line: &&str| line.starts_with("picker::127.") && line.contains("health_flags");
+        page.lines().find(flags).unwrap().ends_with("::healthy")
     }
 
     /// Why the request with this `x-test-id` ended, as Envoy logs it.

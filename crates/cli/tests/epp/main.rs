@@ -8,3 +8,4 @@ mod envoy;
 mod picks;
 #[path = "../support/mod.rs"]
 mod support;
+mod transport;

@@ -3,6 +3,7 @@
 use crate::envoy::{Envoy, Failure, Pods, free_port, listed};
 use crate::support::engines::{Engines, Exchange, Response};
 use crate::support::gateway::{Gateway, eventually, folder};
+use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -313,5 +314,69 @@ fn a_request_waits_no_longer_than_the_objective_in_its_header_says() {
         assert_eq!(late.header("x-llm-d-request-dropped-reason"), Some("rejected-ttl-expired"));
     }
     drop(hangs);
+    is_idle(&picker);
+}
+
+#[test]
+fn a_pod_that_has_the_adapter_of_a_request_loaded_gets_the_next_one_with_it() {
+    if !crate::envoy::is_here() {
+        return;
+    }
+    let adapters = ["--model", "m", "--engines", "4", "--adapter", "sql", "--adapter", "legal"];
+    let engines = Engines::start(&adapters);
+    let port = free_port();
+    let pods = engines.engines.iter().map(|at| format!("  - {{url: \"http://{}\"}}\n", at.http));
+    let text = format!(
+        "listen: {{client: \"127.0.0.1:0\", epp: \"127.0.0.1:{port}\"}}\npods:\n{}profiles:\n  p:\n    \
+         filter: [healthy, model]\n    score: [lora_affinity, {{expression: {{score: \"-1.0 * pod.requests\", weight: 0.01}}}}]\n    \
+         pick: max_score\n",
+        pods.collect::<String>()
+    );
+    let picker = Gateway::configured("epp-lora", &text, 4);
+    let envoy = Envoy::start("epp-lora-envoy", port, &listed(&engines), Failure::Close);
+    let ask = |model: &str, number: usize| {
+        let text = format!("{model} {number}");
+        let answer =
+            envoy.post(COMPLETIONS, &json!({"model": model, "prompt": text, "max_tokens": 2}));
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.pod().to_owned()
+    };
+    let home = ask("sql", 0);
+    let busy = engines.engines.iter().position(|at| at.http == home).unwrap();
+    engines.set_faults(busy, r#"{"slow": 20}"#);
+    for number in 1..6 {
+        assert_eq!(ask("sql", number), home, "it has the adapter");
+    }
+    is_idle(&picker);
+}
+
+/// The sidecar of the decode pod asks the prefill pod; the picker names it.
+#[test]
+fn the_decode_pod_gets_the_request_and_the_address_of_the_prefill_pod() {
+    if !crate::envoy::is_here() {
+        return;
+    }
+    let [prefill, decode] = [Recorder::start(), Recorder::start()];
+    let port = free_port();
+    let text = format!(
+        "listen: {{client: \"127.0.0.1:0\", epp: \"127.0.0.1:{port}\"}}\npods:\n  - {{url: \"http://{}\", model: m, \
+         role: prefill}}\n  - {{url: \"http://{}\", model: m, role: decode}}\nmodels: [{{name: m, tokenizer: bytes}}]\n\
+         profiles:\n  pd:\n    prepare: [tokenize, block_hash]\n    selectors:\n      prefill: {{filter: [healthy, model], pick: \
+         max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    workflow: {{prefill_decode: \
+         {{min_uncached_tokens: 64}}}}\n",
+        prefill.address, decode.address
+    );
+    let picker = Gateway::configured("epp-pd", &text, 2);
+    let pods = Pods::Listed(vec![prefill.address.to_string(), decode.address.to_string()]);
+    let envoy = Envoy::start("epp-pd-envoy", port, &pods, Failure::Close);
+    let long = envoy.post(COMPLETIONS, &prompt(1));
+    assert_eq!(long.status, 200, "{}", long.text);
+    let forged = [("x-prefiller-host-port", "10.0.0.1:22")];
+    let short = json!({"model": "m", "prompt": "short", "max_tokens": 1});
+    assert_eq!(envoy.post_with(&forged, &short).status, 200);
+    let sent = decode.posted();
+    let prefillers: Vec<_> = sent.iter().map(|sent| sent.header("x-prefiller-host-port")).collect();
+    assert_eq!(prefillers, [Some(&*prefill.address.to_string()), None]);
+    assert!(prefill.posted().is_empty(), "the data plane sends one request");
     is_idle(&picker);
 }

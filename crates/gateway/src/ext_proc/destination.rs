@@ -6,7 +6,7 @@ use hyper::header::HeaderMap;
 use std::net::SocketAddr;
 use wornpath_config::Destinations;
 use wornpath_index::PodId;
-use wornpath_routing::{Mutation, PlanStep};
+use wornpath_routing::{Explanation, Mutation, PlanStep};
 
 /// A pod that the data plane may try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +48,18 @@ fn takes_request_of(entry: &PodEntry, first: &PodEntry) -> bool {
         headers
     };
     entry.pod.facts().rank == first.pod.facts().rank && key(entry) == key(first)
+}
+
+/// The scores of the pods that could have been chosen for the last step, by address.
+pub(super) fn scores(
+    explanation: &Explanation,
+    snapshot: &FleetSnapshot,
+) -> Vec<(SocketAddr, f64)> {
+    let candidates = explanation.steps.last().map(|step| &*step.candidates).unwrap_or_default();
+    let scored = candidates
+        .iter()
+        .filter_map(|candidate| Some((address(snapshot.entry(candidate.pod)?)?, candidate.total?)));
+    scored.collect()
 }
 
 /// The list as header and metadata carry it.

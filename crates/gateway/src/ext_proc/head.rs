@@ -11,10 +11,18 @@ use hyper::{Request, StatusCode};
 
 /// Where a request goes: an address, or a list of them in the order of retries.
 pub(super) const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// The score of every candidate, in metadata.
+pub(super) const SCORES: &str = "x-gateway-destination-endpoint-scores";
 /// The pod that computes the prompt, for the sidecar of the pod that answers.
 pub(super) const PREFILLER: &str = "x-prefiller-host-port";
 /// Why a request was dropped.
 pub(super) const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
+/// The pods that may serve a request of a conformance test, as a subset is written.
+pub(super) const TEST_SELECTION: &str = "test-epp-endpoint-selection";
+/// The pod that the picker chose, for a conformance test.
+pub(super) const TEST_SELECTED: &str = "x-conformance-test-selected-endpoint";
+/// The pod that the data plane says has served, for a conformance test.
+pub(super) const TEST_SERVED: &str = "x-conformance-test-served-endpoint";
 /// The data-parallel rank that is to answer.
 pub(super) const RANK: &str = "x-data-parallel-rank";
 

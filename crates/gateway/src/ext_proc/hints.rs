@@ -1,7 +1,7 @@
 //! What the data plane, and headers, say about a request beside its body: the pods that may serve
 //! it, its objective, and its share of the wait queue.
 
-use super::head::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+use super::head::{FAIRNESS, MODEL_REWRITE, OBJECTIVE, TEST_SELECTION};
 use super::proto::{Metadata, Struct, value};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::log_limit::LogLimit;
@@ -60,8 +60,11 @@ pub(super) fn hints(
         let mut known = settings.objectives.iter().filter(|(name, _)| name == objective);
         known.next().map(|(_, priority)| *priority)
     };
+    let selected = text(TEST_SELECTION).filter(|_| settings.has_test_hooks);
+    let selected = selected.map(|text| text.split(',').filter_map(Allowed::parse).collect());
+    let subset = selected.or_else(|| subset(metadata));
     RouteHints {
-        allowed: allowed(subset(metadata).as_deref(), snapshot),
+        allowed: allowed(subset.as_deref(), snapshot),
         priority: objective.and_then(known),
         fairness: short(FAIRNESS).map(Name::from),
         model: short(MODEL_REWRITE).map(str::to_owned),

@@ -1,6 +1,6 @@
 //! The messages that the picker sends, built from what they say.
 
-use super::head::{DESTINATION, DROPPED_REASON};
+use super::head::{DESTINATION, DROPPED_REASON, SCORES};
 use super::header_changes::HeaderChanges;
 use super::proto::body_mutation::Mutation;
 use super::proto::processing_response::Response;
@@ -11,6 +11,8 @@ use super::proto::{
 use crate::dialect::Api;
 use crate::proxy::error_response::ErrorResponse;
 use bytes::Bytes;
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use wornpath_routing::RejectionCause;
 
 /// The namespace of dynamic metadata that load balancers read.
@@ -39,21 +41,32 @@ const fn message(response: Response) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), dynamic_metadata: None }
 }
 
-/// The answer to the head of a request: where it goes, in a header and in metadata.
-pub(super) fn destined(destinations: &str, mut changes: HeaderChanges) -> ProcessingResponse {
+/// The answer to the head of a request: where it goes, in a header and in metadata, and the scores
+/// of all candidates if there are any.
+pub(super) fn destined(
+    destinations: &str,
+    scores: &[(SocketAddr, f64)],
+    mut changes: HeaderChanges,
+) -> ProcessingResponse {
     changes.set(DESTINATION, destinations.to_owned());
     let common = CommonResponse {
         header_mutation: changes.mutation(),
         body_mutation: None,
         clear_route_cache: true,
     };
-    let text = |text: &str| Value { kind: Some(value::Kind::StringValue(text.to_owned())) };
-    let fields = |name: &str, value| Struct { fields: [(name.to_owned(), value)].into() };
-    let lb =
-        Value { kind: Some(value::Kind::StructValue(fields(DESTINATION, text(destinations)))) };
+    let value = |kind| Value { kind: Some(kind) };
+    let map = |fields| value(value::Kind::StructValue(Struct { fields }));
+    let destination = value(value::Kind::StringValue(destinations.to_owned()));
+    let mut fields = HashMap::from([(DESTINATION.to_owned(), destination)]);
+    if !scores.is_empty() {
+        let score = |(at, score): &(SocketAddr, f64)| {
+            (at.to_string(), value(value::Kind::NumberValue(*score)))
+        };
+        fields.insert(SCORES.to_owned(), map(scores.iter().map(score).collect()));
+    }
     ProcessingResponse {
         response: Some(Response::RequestHeaders(HeadersResponse { response: Some(common) })),
-        dynamic_metadata: Some(fields(LB_NAMESPACE, lb)),
+        dynamic_metadata: Some(Struct { fields: [(LB_NAMESPACE.to_owned(), map(fields))].into() }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The pick: runs the stages for a request, and turns the plan into addresses.
 
-use super::destination::{Destination, destinations, is_prefill, written};
+use super::destination::{Destination, destinations, is_prefill, scores, written};
 use super::head::{self, DESTINATION, PREFILLER, RANK};
 use super::header_changes::HeaderChanges;
 use super::hints::{address, hints};
@@ -22,7 +22,7 @@ use crate::proxy::worker::{LockedInsert, Worker};
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderValue};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use tonic::{Status, Streaming};
 use wornpath_config::Destinations;
@@ -49,6 +49,8 @@ pub(super) enum Pick {
 /// A pick as the data plane gets it.
 pub(super) struct Answer {
     pub(super) destinations: String,
+    /// Of all candidates, if the settings want them.
+    pub(super) scores: Vec<(SocketAddr, f64)>,
     pub(super) changes: HeaderChanges,
     /// None if the request has no body.
     pub(super) body: Option<Bytes>,
@@ -134,7 +136,12 @@ pub(super) async fn pick(
         if wanted == Wanted::Cached {
             refuse_uncached(worker, &routed, &target)?;
         }
-        let answer = answer(&mut routed, &target, received)?;
+        let mut answer = answer(&mut routed, &target, received)?;
+        if epp.sends_scores
+            && let Some(trace) = &routed.trace
+        {
+            answer.scores = scores(&trace.explanation, &gateway.snapshot());
+        }
         Ok((routed, target, answer))
     });
     match made {
@@ -277,6 +284,7 @@ fn answer(
     }
     Ok(Answer {
         destinations: written(&target.destinations),
+        scores: Vec::new(),
         changes,
         body: has_body.then(|| call.body.clone()),
         body_end,

@@ -154,7 +154,22 @@ impl SentRequest {
         });
         let facts = ResponseFacts { status, retries, is_degraded: false, prefill };
         self.account.headed(end_marker, facts);
-        self.revealed()
+        let mut changes = self.revealed();
+        self.show_to_tests(served, &mut changes);
+        changes
+    }
+
+    /// Names the pod that was selected and the one that served, for conformance tests.
+    fn show_to_tests(&self, served: Option<SocketAddr>, changes: &mut HeaderChanges) {
+        let settings = self.worker.gateway().settings();
+        if settings.epp.as_ref().is_none_or(|epp| !epp.has_test_hooks) {
+            return;
+        }
+        if let Some(first) = self.destinations.first() {
+            changes.set(head::TEST_SELECTED, first.address.to_string());
+        }
+        let failure = || "fail: missing destination endpoint served metadata".to_owned();
+        changes.set(head::TEST_SERVED, served.map_or_else(failure, |served| served.to_string()));
     }
 
     /// The headers that name the pod, if the settings allow it.

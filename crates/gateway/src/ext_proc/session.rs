@@ -60,7 +60,7 @@ fn response_mode(first: &ProcessingRequest) -> Result<BodySendMode, Status> {
 
 /// Sends the answer to the head, then the body.
 fn send(outbox: &Outbox, answer: Answer, worker: &Worker) {
-    outbox.push(messages::destined(&answer.destinations, answer.changes));
+    outbox.push(messages::destined(&answer.destinations, &answer.scores, answer.changes));
     if let Some(body) = answer.body {
         let last = if answer.body_end == BodyEnd::Trailers { Part::Inner } else { Part::Last };
         messages::body(Direction::Request, body, last).for_each(|chunk| outbox.push(chunk));

@@ -21,6 +21,7 @@ use crate::reply::ClientReply;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 use serde_json::json;
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -168,7 +169,15 @@ impl Asked {
         else {
             panic!("{lb:?}")
         };
-        Picked { answer: answer.response.clone().unwrap(), metadata }
+        let mut scores = HashMap::new();
+        if let Some(all) = lb.fields.get("x-gateway-destination-endpoint-scores") {
+            let Some(value::Kind::StructValue(all)) = &all.kind else { panic!("{all:?}") };
+            for (address, score) in &all.fields {
+                let Some(value::Kind::NumberValue(score)) = score.kind else { panic!("{score:?}") };
+                scores.insert(address.clone(), score);
+            }
+        }
+        Picked { answer: answer.response.clone().unwrap(), metadata, scores }
     }
 
     /// The error that the client gets.
@@ -184,6 +193,7 @@ impl Asked {
 struct Picked {
     answer: CommonResponse,
     metadata: String,
+    scores: HashMap<String, f64>,
 }
 
 impl Picked {

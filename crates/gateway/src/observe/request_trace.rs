@@ -159,6 +159,9 @@ impl Sampler {
     }
 
     fn explains(&self, settings: &Settings, now: Moment) -> bool {
+        if settings.epp.as_ref().is_some_and(|epp| epp.sends_scores) {
+            return true;
+        }
         if settings.explained <= 0.0 {
             return false;
         }

@@ -76,6 +76,78 @@ async fn picks_stay_inside_the_subset_and_an_empty_one_is_refused() {
     assert_eq!(asked.picked().destinations().len(), 3);
 }
 
+/// A text of the metadata for load balancers.
+fn served_by(address: &str) -> Metadata {
+    let fields = [("x-gateway-destination-endpoint-served".to_owned(), text(address))].into();
+    Metadata { filter_metadata: [("envoy.lb".to_owned(), Struct { fields })].into() }
+}
+
+#[tokio::test]
+async fn test_headers_choose_pods_and_name_the_selected_and_the_serving_one_only_if_allowed() {
+    let pods = PODS.map(|at| format!("  - {{url: \"http://{at}\", model: m}}\n")).concat();
+    let bench = Bench::of_text(&format!(
+        "listen: {{epp: {{address: \"127.0.0.1:9002\", test_hooks: true}}}}\npods:\n{pods}"
+    ));
+    for (selection, expected) in [("192.168.1.3:8000", PODS[2]), ("10.0.0.1, 192.168.1.2", PODS[1])]
+    {
+        let selection = [("test-epp-endpoint-selection", selection)];
+        let mut asked = bench.ask(&selection, &prompt("x")).await;
+        assert_eq!(asked.picked().destinations(), [expected]);
+        let Response::RequestBody(_) = asked.stream.answer().await else { panic!() };
+        let head = response_head(&[(":status", "200")], true);
+        asked.stream.send(head, Some(served_by(PODS[0]))).await;
+        let Response::ResponseHeaders(answer) = asked.stream.answer().await else { panic!() };
+        let changes = answer.response.unwrap().header_mutation.unwrap().set_headers;
+        let shown = |name: &str| header(changes.iter(), name).unwrap();
+        assert_eq!(shown("x-conformance-test-selected-endpoint"), expected);
+        assert_eq!(shown("x-conformance-test-served-endpoint"), PODS[0]);
+    }
+    let nowhere = [("test-epp-endpoint-selection", "256.256.256.256")];
+    assert_eq!(code(&bench.ask(&nowhere, &prompt("x")).await.refused()), 503);
+    let asked = Bench::new().ask(&nowhere, &prompt("x")).await;
+    assert_eq!(asked.picked().destinations().len(), 3, "ordinary clients do not choose");
+}
+
+#[tokio::test]
+async fn answers_carry_the_score_of_every_candidate_if_that_is_set() {
+    let pods = PODS.map(|at| format!("  - {{url: \"http://{at}\", model: m}}\n")).concat();
+    let scores = profile("    score: [queue_depth]");
+    let bench = Bench::of_text(&format!(
+        "listen: {{epp: {{address: \"127.0.0.1:9002\", scores: true}}}}\npods:\n{pods}{scores}"
+    ));
+    for (entry, waiting) in bench.gateway.snapshot().entries().iter().zip([3, 0, 10]) {
+        entry.pod.state().report(waiting, 0.5);
+    }
+    for _ in 0..3 {
+        let asked = bench.ask(&[], &prompt("x")).await;
+        let picked = asked.picked();
+        let scores = picked.scores.clone();
+        assert_eq!(scores.len(), 3, "{scores:?}");
+        assert!(scores[PODS[1]] > scores[PODS[0]] && scores[PODS[0]] > scores[PODS[2]]);
+        assert_eq!(picked.destinations()[0], PODS[1]);
+    }
+    assert!(Bench::new().ask(&[], &prompt("x")).await.picked().scores.is_empty());
+}
+
+#[tokio::test]
+async fn a_pod_that_has_the_adapter_loaded_is_picked_again_though_its_cache_is_fuller() {
+    let bench =
+        Bench::with(&profile("    score: [{lora_affinity: {weight: 2}}, kv_usage, queue_depth]"));
+    let body = json!({"model": "a", "prompt": "x"}).to_string();
+    let load = |numbers: [(u32, f64); 3]| {
+        let snapshot = bench.gateway.snapshot();
+        for (entry, (waiting, usage)) in snapshot.entries().iter().zip(numbers) {
+            entry.pod.state().report(waiting, usage);
+        }
+    };
+    load([(0, 0.2), (0, 0.1), (10, 0.2)]);
+    assert_eq!(bench.ask(&[], &body).await.picked().destinations()[0], PODS[1]);
+    load([(0, 0.1), (0, 0.6), (0, 0.1)]);
+    assert_eq!(bench.ask(&[], &body).await.picked().destinations()[0], PODS[1]);
+    let base = bench.ask(&[], &prompt("x")).await.picked().destinations();
+    assert_ne!(base[0], PODS[1], "requests without an adapter are not drawn to it");
+}
+
 #[tokio::test]
 async fn without_pods_a_request_is_refused_and_counted_as_refused() {
     let listen = "listen: {epp: \"127.0.0.1:9002\", admin: \"127.0.0.1:9090\"}\n";
@@ -207,12 +279,8 @@ async fn the_pod_that_served_gets_the_load_and_the_summary() {
         found.next().unwrap().pod.state().requests()
     };
     assert_eq!((of(&destinations[0]), of(&destinations[1])), (1, 0));
-    let served = Struct {
-        fields: [("x-gateway-destination-endpoint-served".to_owned(), text(&destinations[1]))]
-            .into(),
-    };
-    let metadata = Metadata { filter_metadata: [("envoy.lb".to_owned(), served)].into() };
-    asked.stream.send(response_head(&[(":status", "200")], false), Some(metadata)).await;
+    let metadata = Some(served_by(&destinations[1]));
+    asked.stream.send(response_head(&[(":status", "200")], false), metadata).await;
     assert!(matches!(asked.stream.answer().await, Response::ResponseHeaders(_)));
     assert_eq!((of(&destinations[0]), of(&destinations[1])), (0, 1));
     asked.stream.send(response_body(b"{}", true), None).await;
