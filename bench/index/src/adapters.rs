@@ -53,6 +53,10 @@ pub(crate) trait Index: 'static {
     fn writer_clock(_writer: &Self::Writer) -> CpuClock {
         CpuClock::CALLER
     }
+    /// Expects query `query` to be held by a pod soon, if the index knows such a thing.
+    fn expect(_writer: &mut Self::Writer, _queries: &Self::Queries, _query: usize, _pod: usize) {}
+    /// Drops all expectations.
+    fn expire(_writer: &mut Self::Writer) {}
     /// A new reader.
     fn reader(shared: &Self::Shared) -> Self::Reader<'_>;
     /// Removes a pod, as a gateway does.

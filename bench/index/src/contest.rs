@@ -74,6 +74,12 @@ pub(crate) trait Contestant {
     fn churn_untimed(&mut self, round: usize);
     /// CPU nanoseconds per query.
     fn query(&self, input: Input, passes: usize) -> f64;
+    /// Makes a hole on one pod, in a chain that no query asks for.
+    fn make_hole(&mut self);
+    /// Expects every query on a pod.
+    fn expect(&mut self);
+    /// Drops all expectations.
+    fn expire(&mut self);
     /// Latency with nothing else running.
     fn idle(&self, passes: usize, ticks: Ticks) -> Latency;
     /// Runs the second churn at the fixed rate while a reader reads: its latency, and blocks per
@@ -185,6 +191,22 @@ impl<I: Index> Contestant for IndexRun<'_, I> {
             }
         }
         (CpuClock::CALLER.now() - start).as_nanos() as f64 / (passes * QUERIES) as f64
+    }
+
+    fn make_hole(&mut self) {
+        self.apply(self.workload.hole.clone());
+    }
+
+    fn expect(&mut self) {
+        let (_, writer) = self.index.as_mut().expect("every step comes after `create`");
+        for query in 0..QUERIES {
+            I::expect(writer, &self.queries, query, query % self.workload.size.pods);
+        }
+    }
+
+    fn expire(&mut self) {
+        let (_, writer) = self.index.as_mut().expect("every step comes after `create`");
+        I::expire(writer);
     }
 
     fn idle(&self, passes: usize, ticks: Ticks) -> Latency {

@@ -4,6 +4,7 @@ mod adapters;
 mod adversary;
 mod clock;
 mod contest;
+mod depths;
 mod exact;
 mod full;
 mod log;
@@ -27,7 +28,7 @@ use workload::{SIZES, Size, Workload};
 static ALLOCATOR: memory::Counting = memory::Counting;
 
 const USAGE: &str = "usage: [--quick] [--raw] [--rounds N] [--size NAME]... [--only INDEX] \
-                     [--phase query|store|churn] [--exact] [--full]";
+                     [--phase query|store|churn] [--exact] [--full] [--depths]";
 
 /// The command line.
 struct Arguments {
@@ -40,6 +41,8 @@ struct Arguments {
     exact: bool,
     /// Only full caches.
     full: bool,
+    /// Only many depths.
+    depths: bool,
 }
 
 impl Arguments {
@@ -52,6 +55,7 @@ impl Arguments {
             raw: false,
             exact: false,
             full: false,
+            depths: false,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value; {USAGE}"));
@@ -60,6 +64,7 @@ impl Arguments {
                 "--raw" => parsed.raw = true,
                 "--exact" => parsed.exact = true,
                 "--full" => parsed.full = true,
+                "--depths" => parsed.depths = true,
                 "--only" => parsed.only = Some(value()?),
                 "--rounds" => {
                     let rounds = value()?;
@@ -114,6 +119,10 @@ fn main() -> ExitCode {
         full::table(arguments.effort.generations, arguments.raw);
         return ExitCode::SUCCESS;
     }
+    if arguments.depths {
+        depths::table(arguments.effort.rounds, arguments.only.as_deref(), &mut failures);
+        return outcome(&failures);
+    }
     let ticks = clock::Ticks::calibrate();
     println!(
         "{} rounds; a latency sample contains {:.0} ns of clock reading",
@@ -129,6 +138,7 @@ fn main() -> ExitCode {
     report::notes();
     if only.is_none() {
         exact::suite(arguments.effort.cases, &mut failures);
+        depths::table(arguments.effort.rounds, None, &mut failures);
         full::table(arguments.effort.generations, arguments.raw);
     }
     if arguments.raw {

@@ -37,7 +37,7 @@ pub(crate) fn run(workload: &Workload, only: Option<&str>, phase: Phase, rounds:
 
 /// Everything worth profiling happens under this name: `--toggle-collect='*profiled_phase*'`.
 #[inline(never)]
-fn profiled_phase(work: &mut dyn FnMut()) {
+pub(crate) fn profiled_phase(work: &mut dyn FnMut()) {
     work();
     // Keeps the call above from becoming a jump, which a profiler would not see return.
     std::hint::black_box(());

@@ -40,7 +40,8 @@ pub(crate) fn notes() {
 Both peers take content hashes and compare them run by run or edge by edge: they compute no chain,
 so that is their fastest input and both query rows give it to them. Ours takes the chained hashes in
 the first row and computes them from the content hashes in the second. kv-index answers into a reused
-list, CRTC into a map it allocates, ours as levels. Removal: kv-index and CRTC return when the pod is
+list, CRTC into a map it allocates, ours into a reused array with the depth of every pod, as the router
+reads it. In the row with speculation ours expects each of the queries on a pod while caches churn. Removal: kv-index and CRTC return when the pod is
 gone from the tree; ours returns at once and sweeps later, so its share \"during the call\" is of very
 few reads. CRTC's memory is measured after its own housekeeping, which it runs every five minutes."
     );

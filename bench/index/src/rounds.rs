@@ -55,11 +55,11 @@ pub(crate) fn contestants<'w>(
         Box::new(IndexRun::<Crtc>::new(workload)),
         Box::new(IndexRun::<Ours>::new(workload)),
     ];
-    all.into_iter().filter(|run| only.is_none_or(|name| matches(run.name(), name))).collect()
+    all.into_iter().filter(|run| only.is_none_or(|name| is_column(run.name(), name))).collect()
 }
 
 /// Whether a name from the command line selects a column.
-fn matches(column: &str, name: &str) -> bool {
+pub(crate) fn is_column(column: &str, name: &str) -> bool {
     let name = if name == "ours" { crate::results::OURS } else { name };
     column.eq_ignore_ascii_case(name)
 }
@@ -90,14 +90,27 @@ pub(crate) fn measure(
         }
         reads(&runs, &order, effort, ticks, &mut results);
         for &i in &order {
+            runs[i].make_hole();
+            runs[i].query(Input::Cumulative, 1);
+            let nanos = runs[i].query(Input::Cumulative, effort.query_passes);
+            results.add(Metric::QueryOneHole, i, nanos);
+        }
+        for &i in &order {
             results.add(Metric::Churn, i, runs[i].churn());
         }
+        runs.iter_mut().for_each(|run| run.expect());
         for &i in &order {
             let (latency, rate) = runs[i].paced_churn(ticks);
             results.add(Metric::BusyP99, i, latency.p99);
             if rate < 475_000.0 {
                 eprintln!("{}: the writer managed {rate:.0} blocks/s", runs[i].name());
             }
+        }
+        for &i in &order {
+            runs[i].query(Input::Cumulative, 1);
+            let nanos = runs[i].query(Input::Cumulative, effort.query_passes);
+            results.add(Metric::QueryFull, i, nanos);
+            runs[i].expire();
             verify(&*runs[i], Stage::Churned);
         }
         for &i in &order {

@@ -122,6 +122,8 @@ pub(crate) struct Workload {
     pub(crate) built: usize,
     /// Events up to each of these have run that many churns.
     pub(crate) churned: [usize; CHURNS],
+    /// These events make one hole on one pod, in a chain that no query asks for.
+    pub(crate) hole: std::ops::Range<usize>,
     /// Live (pod, block) pairs after the build.
     pub(crate) pairs_built: usize,
     /// Live (pod, block) pairs after each churn.
@@ -150,7 +152,8 @@ impl Workload {
             churned[round] = tree.log.events.len();
             pairs_churned[round] = tree.held.len();
         }
-        Self { size, log: tree.log, built, churned, pairs_built, pairs_churned, queries }
+        let hole = tree.hole();
+        Self { size, log: tree.log, built, churned, hole, pairs_built, pairs_churned, queries }
     }
 }
 
@@ -269,6 +272,16 @@ impl Tree {
                 }
             }
         }
+    }
+
+    /// Stores a chain of its own on pod 0, and evicts a block from its middle.
+    fn hole(&mut self) -> std::ops::Range<usize> {
+        let from = self.log.events.len();
+        let locals: Vec<u64> = (0..16).map(|i| local(5, 0, i)).collect();
+        let seqs = chained(&locals);
+        self.log.store(0, None, &seqs, &locals);
+        self.log.remove(0, &seqs[5..6]);
+        from..self.log.events.len()
     }
 
     fn queries(&mut self) -> QuerySet {

@@ -108,8 +108,7 @@ impl Ledger {
         for tier in Tier::ALL.into_iter().filter(|tier| entry.is_held_in(*tier)) {
             copies[tier as usize] = self.replicas.count(number, tier);
         }
-        let span = entry.has(Flag::Span).then(|| self.spans[&number].clone());
-        let parts = span.unwrap_or_default();
+        let parts = self.slab.span(number).into();
         ExportedBlock { engine: entry.engine, block: entry.block, parts, before, copies }
     }
 
@@ -123,7 +122,8 @@ impl Ledger {
     ) -> Result<(), RestoreError> {
         let mut numbers = Vec::with_capacity(items.len());
         for (at, item) in items.iter().enumerate() {
-            if self.slab.len() >= caps.entries || self.slab.is_full() {
+            let weight = self.slab.weight() + item.parts.len();
+            if weight >= caps.blocks || self.slab.is_full() {
                 return Err(RestoreError::LimitReached { at });
             }
             if self.slab.find(item.engine).is_some() {
@@ -150,15 +150,14 @@ impl Ledger {
     }
 
     fn restore_item(&mut self, number: EntryId, item: &ExportedBlock, set: &mut Vec<BlockHash>) {
-        let entry = self.slab.get_mut(number);
         if item.before == ExportedParent::Unknown {
-            entry.mark(Flag::Unlinked);
+            self.slab.get_mut(number).mark(Flag::Unlinked);
             self.unlinked += 1;
         }
         if !item.parts.is_empty() {
-            entry.mark(Flag::Span);
-            self.spans.insert(number, item.parts.clone());
+            self.slab.set_span(number, item.parts.clone());
         }
+        let entry = self.slab.get_mut(number);
         for (tier, count) in Tier::ALL.into_iter().zip(item.copies) {
             if count == 0 {
                 continue;
@@ -172,9 +171,10 @@ impl Ledger {
         }
         if entry.is_held() {
             self.blocks.add(item.block.0);
-            self.blocks_of(number, |block| set.push(block));
+            set.extend(self.slab.blocks_of(number));
         } else {
             self.holes += 1;
+            self.pod_holes.begin(number);
         }
         self.note_special(number);
     }

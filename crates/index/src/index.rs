@@ -20,8 +20,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index. `seed` keys the hashing of names that engines send, so that no engine can
-    /// choose names that collide.
+    /// An empty index. `seed` keys the hashing of names that engines send. It must be secret: an
+    /// engine that knew it could choose names that collide.
     #[must_use]
     pub fn new(limits: IndexLimits, seed: u64) -> Self {
         Self { state: Arc::new(IndexState::new(limits, seed)) }
@@ -142,7 +142,8 @@ pub struct Stats {
     pub pods: usize,
     /// Removed pods that are not swept yet.
     pub leaving: usize,
-    /// Pods whose prefixes may have holes: queries that find them scan every block.
+    /// Pods with more holes than queries can check one by one: queries that find them walk over
+    /// the chain for them.
     pub suspects: usize,
     /// Distinct blocks in the table.
     pub blocks: usize,

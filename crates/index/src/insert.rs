@@ -9,6 +9,7 @@ use wornpath_blocks::{BlockHash, ContentHash};
 use crate::event::{Content, EngineHash, Location, Parent, StoredBlocks, Tier};
 use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::orphans::Orphan;
+use crate::removed::RemovedBlock;
 use crate::slab::{EntryId, Flag};
 
 /// The parent of the current block.
@@ -107,7 +108,7 @@ impl InsertPass<'_> {
     ) -> (usize, Prefix) {
         let Self { ledger, set, caps, .. } = self;
         let Prefix::Known(hash, parent) = prefix else { return (0, prefix) };
-        let max = blocks.len().min(caps.entries.saturating_sub(ledger.slab.len()));
+        let max = blocks.len().min(caps.blocks.saturating_sub(ledger.slab.weight()));
         if !ledger.slab.has_numbers(max) {
             return (0, prefix);
         }
@@ -135,7 +136,7 @@ impl InsertPass<'_> {
             return Prefix::Known(self.ledger.slab.get(number).block, number);
         }
         match prefix {
-            Prefix::Known(..) if !self.has_capacity() => {
+            Prefix::Known(..) if !self.has_capacity(contents.len()) => {
                 self.ledger.counters.refused += 1;
                 Prefix::Refused
             }
@@ -148,7 +149,7 @@ impl InsertPass<'_> {
                 Prefix::Known(self.ledger.slab.get(number).block, number)
             }
             Prefix::Unknown(parent) => {
-                if self.add_orphan(engine, location) {
+                if self.add_orphan(engine, contents.len(), location) {
                     self.ledger.orphans.link(engine, parent, contents);
                     Prefix::Unknown(engine)
                 } else {
@@ -165,20 +166,73 @@ impl InsertPass<'_> {
     fn named(&mut self, blocks: &[EngineHash], locations: &[Location]) {
         for (at, engine) in blocks.iter().enumerate() {
             let location = locations.get(at).copied();
-            match self.ledger.slab.find(*engine) {
-                Some(number) => self.add_copy(number, self.tier, location),
-                None => {
-                    self.add_orphan(*engine, location);
-                }
+            if let Some(number) = self.ledger.slab.find(*engine) {
+                self.add_copy(number, self.tier, location);
+            } else if !self.insert_again(*engine, location) {
+                self.add_orphan(*engine, 1, location);
             }
         }
+    }
+
+    /// Inserts a block that was removed a moment ago, after its prefix: blocks before it that were
+    /// removed as well become holes, until their names come. `false` if they are not remembered.
+    fn insert_again(&mut self, engine: EngineHash, location: Option<Location>) -> bool {
+        let mut path: Vec<RemovedBlock> = Vec::new();
+        let mut weight = 0;
+        let mut next = engine;
+        let mut parent = loop {
+            let Some(removed) = self.ledger.removed.find(next) else { return false };
+            weight += self.ledger.removed.span(next).len() + 1;
+            next = removed.parent;
+            let is_first = removed.parent == removed.engine;
+            path.push(removed);
+            if is_first {
+                break EntryId::NONE;
+            }
+            if let Some(number) = self.ledger.slab.find(next) {
+                break number;
+            }
+            // Names that form a cycle end here.
+            if path.len() > self.ledger.removed.len() {
+                return false;
+            }
+        };
+        if !self.has_capacity(weight) || !self.ledger.slab.has_numbers(path.len()) {
+            return false;
+        }
+        let mut inserted = Vec::with_capacity(path.len());
+        for RemovedBlock { engine, block, .. } in path.into_iter().rev() {
+            let ledger = &mut *self.ledger;
+            let number = ledger.slab.insert(engine, block, parent);
+            let span = ledger.removed.span(engine);
+            if !span.is_empty() {
+                ledger.slab.set_span(number, span.into());
+            }
+            ledger.holes += 1;
+            inserted.push((engine, number));
+            parent = number;
+        }
+        self.add_copy(parent, self.tier, location);
+        inserted.iter().for_each(|(_, number)| self.ledger.pod_holes.begin(*number));
+        if !self.ledger.orphans.is_empty() {
+            // They may be orphans of each other, so all are taken before children are looked for.
+            for (engine, number) in &inserted {
+                if let Some(orphan) = self.ledger.orphans.take(*engine) {
+                    self.add_copies(*number, &orphan);
+                }
+            }
+            for (engine, number) in inserted {
+                self.adopt_orphans(engine, number);
+            }
+        }
+        true
     }
 
     fn native(&mut self, blocks: &[EngineHash], locations: &[Location]) {
         for (at, engine) in blocks.iter().enumerate() {
             let location = locations.get(at).copied();
             let known = self.ledger.slab.find(*engine);
-            if known.is_none() && !self.has_capacity() {
+            if known.is_none() && !self.has_capacity(1) {
                 self.ledger.counters.refused += 1;
                 continue;
             }
@@ -197,8 +251,10 @@ impl InsertPass<'_> {
         }
     }
 
-    fn has_capacity(&self) -> bool {
-        self.ledger.slab.len() < self.caps.entries && !self.ledger.slab.is_full()
+    /// Whether an entry that covers `blocks` blocks may be added.
+    fn has_capacity(&self, blocks: usize) -> bool {
+        let slab = &self.ledger.slab;
+        slab.weight() + blocks <= self.caps.blocks && !slab.is_full()
     }
 
     /// Adds an entry, held by no tier yet, after a known prefix.
@@ -217,8 +273,7 @@ impl InsertPass<'_> {
             let span: Box<[BlockHash]> = prefix.chain(first).collect();
             let block = span[span.len() - 1].then(last[0]);
             let number = ledger.slab.insert(engine, block, parent);
-            ledger.slab.get_mut(number).mark(Flag::Span);
-            ledger.spans.insert(number, span);
+            ledger.slab.set_span(number, span);
             number
         };
         ledger.holes += 1;
@@ -243,8 +298,8 @@ impl InsertPass<'_> {
             if !was_held {
                 ledger.blocks.add(entry.block.0);
                 ledger.holes -= 1;
-                let set = &mut *self.set;
-                ledger.blocks_of(number, |block| set.push(block));
+                ledger.pod_holes.end(number);
+                self.set.extend(ledger.slab.blocks_of(number));
             }
         }
         if let Some(location) = location {
@@ -254,11 +309,18 @@ impl InsertPass<'_> {
         ledger.note_special(number);
     }
 
-    /// Adds a copy of an orphan; `false` if the limit is reached.
-    fn add_orphan(&mut self, engine: EngineHash, location: Option<Location>) -> bool {
+    /// Adds a copy of an orphan of `blocks` blocks, in the place of older ones if the limit is
+    /// reached; `false` if it exceeds the limit alone.
+    fn add_orphan(
+        &mut self,
+        engine: EngineHash,
+        blocks: usize,
+        location: Option<Location>,
+    ) -> bool {
         let orphans = &mut self.ledger.orphans;
-        if !orphans.contains(engine) && orphans.len() >= self.caps.orphans {
-            self.ledger.counters.refused += 1;
+        let dropped = orphans.make_room(engine, blocks, self.caps.orphans);
+        self.ledger.counters.refused += dropped.unwrap_or(1);
+        if dropped.is_none() {
             return false;
         }
         let orphan = orphans.entry(engine);
@@ -278,7 +340,7 @@ impl InsertPass<'_> {
         while let Some((engine, parent)) = known.pop() {
             for (child, orphan) in self.ledger.orphans.take_children(engine) {
                 let Some((_, contents)) = &orphan.link else { continue };
-                if !self.has_capacity() {
+                if !self.has_capacity(contents.len()) {
                     self.ledger.counters.refused += 1;
                     continue;
                 }
@@ -288,7 +350,9 @@ impl InsertPass<'_> {
                 known.push((child, number));
             }
             let entry = self.ledger.slab.get(parent);
-            if !entry.is_held() && !entry.has_children() {
+            if entry.is_hole() {
+                self.ledger.pod_holes.begin(parent);
+            } else if !entry.is_held() {
                 self.ledger.free(parent);
             }
         }

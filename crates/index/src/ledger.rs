@@ -1,20 +1,22 @@
 //! The ledger of one pod: the exact state of its engine's cache.
 //!
-//! The table stores bits; the ledger stores why they are set. It resolves the engine's hashes to our
-//! own, counts copies per tier, keeps orphans and speculative blocks, and knows whether the pod's
-//! prefixes may have holes. It changes no bit itself: it lists the blocks whose bit is to be set or
-//! cleared, and the caller, which holds the ledger's lock, applies that list before the next event.
-
-use std::collections::HashMap;
+//! The table stores bits; the ledger stores why they are set. It resolves the engine's hashes to
+//! our own, counts copies per tier, keeps orphans and speculative blocks, and knows whether the
+//! pod's prefixes may have holes. It changes no bit itself: it lists the blocks whose bit is to be
+//! set or cleared, and the caller, which holds the ledger's lock, applies that list before the next
+//! event.
 
 use wornpath_blocks::BlockHash;
 
+use crate::block_map::BlockMap;
 use crate::event::{EngineHash, Tier};
+use crate::holes::PodHoles;
 use crate::orphans::Orphans;
+use crate::removed::{RemovedBlock, RemovedBlocks};
 use crate::replicas::{BlockLocation, Replicas};
 use crate::sequence::Sequence;
-use crate::slab::{EntryId, Flag, Slab};
-use crate::speculative::{BlockMap, SpeculativeBlocks};
+use crate::slab::{AliasKey, EntryId, Flag, Slab, SlabEntry};
+use crate::speculative::SpeculativeBlocks;
 use crate::steps;
 
 /// How several stores of one block on one tier are counted.
@@ -31,9 +33,9 @@ pub(crate) enum Counting {
 /// Limits that keep one pod from filling the router's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LedgerLimits {
-    /// Entries of the pod.
-    pub(crate) entries: usize,
-    /// Blocks whose prefix is not known yet.
+    /// Blocks of the index that its entries cover.
+    pub(crate) blocks: usize,
+    /// Blocks of the index whose prefix is not known yet.
     pub(crate) orphans: usize,
 }
 
@@ -58,35 +60,36 @@ pub struct PodCounters {
 pub(crate) struct Ledger {
     pub(crate) slab: Slab,
     pub(crate) replicas: Replicas,
-    /// For entries that cover several blocks: all of these but the last.
-    pub(crate) spans: HashMap<EntryId, Box<[BlockHash]>>,
     /// For blocks with several entries: the number of entries beyond the first.
     duplicates: BlockMap<u32>,
     pub(crate) orphans: Orphans,
+    pub(crate) removed: RemovedBlocks,
     pub(crate) speculative: SpeculativeBlocks,
     pub(crate) sequence: Sequence,
     pub(crate) tiers: [BlockDigest; 4],
     pub(crate) blocks: BlockDigest,
     /// Entries that no tier holds.
     pub(crate) holes: usize,
+    pub(crate) pod_holes: PodHoles,
     /// Entries with an unknown parent.
     pub(crate) unlinked: usize,
     pub(crate) counters: PodCounters,
 }
 
 impl Ledger {
-    pub(crate) fn new(key: u64, window: usize) -> Self {
+    pub(crate) fn new(key: AliasKey, window: usize) -> Self {
         Self {
             slab: Slab::new(key),
             replicas: Replicas::default(),
-            spans: HashMap::new(),
             duplicates: BlockMap::default(),
             orphans: Orphans::default(),
+            removed: RemovedBlocks::default(),
             speculative: SpeculativeBlocks::default(),
             sequence: Sequence::new(window),
             tiers: Default::default(),
             blocks: BlockDigest::default(),
             holes: 0,
+            pod_holes: PodHoles::default(),
             unlinked: 0,
             counters: PodCounters::default(),
         }
@@ -97,13 +100,19 @@ impl Ledger {
         self.holes > 0 || self.unlinked > 0 || self.speculative.is_broken()
     }
 
+    /// Whether it may have holes that queries cannot check.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.unlinked > 0 || self.speculative.is_broken() || self.pod_holes.has_others()
+    }
+
+    /// Blocks of the index, holes included.
     pub(crate) fn len(&self) -> usize {
-        self.slab.len()
+        self.slab.weight()
     }
 
     /// What counts against [`crate::IndexLimits::blocks`].
     pub(crate) fn weight(&self) -> usize {
-        self.slab.len() + self.speculative.len()
+        self.slab.weight() + self.speculative.len()
     }
 
     pub(crate) fn holes(&self) -> usize {
@@ -111,7 +120,7 @@ impl Ledger {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.slab.bytes()
+        self.slab.bytes() + self.removed.bytes()
     }
 
     pub(crate) fn digest(&self) -> PodDigest {
@@ -153,12 +162,13 @@ impl Ledger {
         clear.extend(self.speculative.take_all());
         self.slab.clear();
         self.replicas = Replicas::default();
-        self.spans = HashMap::new();
         self.duplicates = BlockMap::default();
         self.orphans = Orphans::default();
+        self.removed = RemovedBlocks::default();
         self.tiers = Default::default();
         self.blocks = BlockDigest::default();
         self.holes = 0;
+        self.pod_holes.end_all();
         self.unlinked = 0;
     }
 
@@ -174,10 +184,10 @@ impl Ledger {
         self.orphans = Orphans::default();
     }
 
-    /// Ends a snapshot: removes the copies it did not list, and all orphans if there are more than
-    /// `max_orphans`.
+    /// Ends a snapshot: removes the copies it did not list, and all orphans if they stand for more
+    /// than `max_orphans` blocks.
     pub(crate) fn end_snapshot(&mut self, max_orphans: usize, clear: &mut Vec<BlockHash>) {
-        if self.orphans.len() > max_orphans {
+        if self.orphans.weight() > max_orphans {
             self.counters.refused += self.orphans.len() as u64;
             self.orphans = Orphans::default();
         }
@@ -201,7 +211,7 @@ impl Ledger {
                 return Some(start.saturating_add(done as u32));
             }
             if self.slab.get(number).is_held() {
-                self.blocks_of(number, |block| held.push(block));
+                held.extend(self.slab.blocks_of(number));
             }
         }
         None
@@ -210,7 +220,7 @@ impl Ledger {
     /// The bit of a newly stored block was set already: by a speculative insert, which is confirmed
     /// now, or under another of the engine's hashes.
     pub(crate) fn note_already_set(&mut self, block: BlockHash) {
-        if self.speculative.remove(block) {
+        if self.speculative.confirm(block) {
             self.counters.confirmed += 1;
         } else {
             *self.duplicates.entry(block).or_default() += 1;
@@ -250,14 +260,6 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn blocks_of(&self, number: EntryId, mut each: impl FnMut(BlockHash)) {
-        let entry = self.slab.get(number);
-        if entry.has(Flag::Span) {
-            self.spans[&number].iter().copied().for_each(&mut each);
-        }
-        each(entry.block);
-    }
-
     fn remove_copy(
         &mut self,
         number: EntryId,
@@ -282,14 +284,16 @@ impl Ledger {
             self.list_removed(number, clear);
         }
         self.note_special(number);
-        if !held && !children {
+        if !held && children {
+            self.pod_holes.begin(number);
+        } else if !held {
             self.free(number);
         }
     }
 
     fn list_removed(&mut self, number: EntryId, clear: &mut Vec<BlockHash>) {
         let from = clear.len();
-        self.blocks_of(number, |block| clear.push(block));
+        clear.extend(self.slab.blocks_of(number));
         if !self.duplicates.is_empty() {
             let mut kept = from;
             for at in from..clear.len() {
@@ -301,7 +305,26 @@ impl Ledger {
             clear.truncate(kept);
         }
         if !self.speculative.is_empty() {
-            clear[from..].iter().for_each(|block| self.speculative.note_removed(*block));
+            self.keep_expected(number, from, clear);
+        }
+    }
+
+    /// Blocks of a removed entry that speculative blocks follow stay set, as speculative ones, if
+    /// the pod holds what is before them. `clear[from..]` are the blocks of the entry.
+    fn keep_expected(&mut self, number: EntryId, from: usize, clear: &mut Vec<BlockHash>) {
+        let removed = &clear[from..];
+        let Some(last) = removed.iter().rposition(|it| self.speculative.is_parent(*it)) else {
+            return;
+        };
+        let entry = self.slab.get(number);
+        let is_whole = removed.len() == self.slab.span(number).len() + 1;
+        let above = (entry.parent != EntryId::NONE).then(|| self.slab.get(entry.parent));
+        let is_above_held = above.map_or(!entry.has(Flag::Unlinked), SlabEntry::is_held);
+        if is_whole && is_above_held {
+            self.speculative.expect_again(above.map(|above| above.block), &removed[..=last]);
+            clear.drain(from..=from + last);
+        } else {
+            removed.iter().for_each(|block| self.speculative.note_missing(*block));
         }
     }
 
@@ -310,12 +333,11 @@ impl Ledger {
     /// parents form no cycle.
     pub(crate) fn free(&mut self, mut number: EntryId) {
         loop {
+            self.remember(number);
             let entry = self.slab.remove(number);
             self.holes -= 1;
+            self.pod_holes.end(number);
             self.unlinked -= usize::from(entry.has(Flag::Unlinked));
-            if entry.has(Flag::Span) {
-                self.spans.remove(&number);
-            }
             let parent = entry.parent;
             if parent == EntryId::NONE {
                 return;
@@ -325,6 +347,21 @@ impl Ledger {
                 return;
             }
             number = parent;
+        }
+    }
+
+    /// Remembers a block that is about to be freed, in case its name comes again.
+    #[inline]
+    fn remember(&mut self, number: EntryId) {
+        let entry = self.slab.get(number);
+        if !entry.has(Flag::Unlinked) {
+            let parent = match entry.parent {
+                EntryId::NONE => entry.engine,
+                parent => self.slab.get(parent).engine,
+            };
+            let SlabEntry { engine, block, .. } = *entry;
+            let removed = RemovedBlock { engine, block, parent };
+            self.removed.push(&removed, self.slab.span(number), self.slab.len());
         }
     }
 
@@ -339,9 +376,7 @@ impl Ledger {
         if !special && self.replicas.is_empty() {
             return;
         }
-        let mut blocks = Vec::new();
-        self.blocks_of(number, |block| blocks.push(block));
-        for block in blocks {
+        for block in self.slab.blocks_of(number) {
             if special {
                 self.replicas.set_special(block, number);
             } else {

@@ -39,18 +39,24 @@
 
 mod alias_table;
 mod bits;
+mod block_map;
+mod depths;
 mod directory;
 mod event;
 mod export;
+mod holes;
 mod index;
 mod insert;
 mod ledger;
 mod lookup;
+mod members;
 mod orphans;
 mod pod;
 mod prefetch;
 mod prefixes;
+mod removed;
 mod replicas;
+mod search;
 mod sequence;
 mod sets;
 mod slab;
@@ -61,17 +67,18 @@ mod sync;
 mod table;
 mod writer;
 
+pub use depths::{Depths, Level};
 pub use event::{CacheEvent, Content, EngineHash, Location, Parent, StoredBlocks, Tier};
 pub use export::{ExportedBlock, ExportedParent, RestoreError};
 pub use index::{Index, PodStats, Stats};
 pub use ledger::{BlockDigest, PodCounters, PodDigest};
-pub use lookup::{Depths, IndexReader, Level};
+pub use lookup::IndexReader;
 pub use pod::{Capacity, PodId, PodSet, PodSlot};
 pub use prefixes::{PrefixLimits, PrefixRun, Prefixes};
 pub use replicas::BlockLocation;
 pub use sequence::Applied;
 pub use state::{IndexLimits, NoSlot, PodRemoved};
 #[doc(hidden)]
-pub use steps::within_steps;
+pub use steps::{steps_of, within_steps};
 pub use wornpath_time::Moment;
 pub use writer::{IndexWriter, Snapshot, Swept};

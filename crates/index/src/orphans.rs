@@ -2,13 +2,14 @@
 //!
 //! A block's hash depends on its parent's, so a stored event with an unknown parent cannot be
 //! inserted. It must not be lost either: the parent may arrive later (events out of order, an
-//! offload tier that reports first). The block is kept here, up to a limit, and no query reports it
-//! meanwhile. A name without content is kept likewise, until an event tells its content.
+//! offload tier that reports first). The block is kept here, and no query reports it meanwhile. A
+//! name without content is kept likewise, until an event tells its content. At the limit, the
+//! oldest orphans are dropped: what they wait for may never come.
 //!
 //! An orphan that is removed again may be the parent of other orphans; it then stays, held by no
 //! tier, until they are removed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use wornpath_blocks::ContentHash;
 
@@ -22,18 +23,33 @@ pub(crate) struct Orphan {
     /// Copies per tier.
     pub(crate) copies: [u32; 4],
     pub(crate) locations: [Option<Location>; 4],
+    /// Distinguishes it from earlier orphans of the same name.
+    number: u64,
 }
 
 impl Orphan {
     fn is_held(&self) -> bool {
         self.copies.iter().any(|count| *count > 0)
     }
+
+    /// The blocks of the index that it stands for, as far as that is known.
+    fn weight(&self) -> usize {
+        self.link.as_ref().map_or(1, |(_, contents)| contents.len())
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    blocks: HashMap<EngineHash, Orphan>,
-    children: HashMap<EngineHash, Vec<EngineHash>>,
+    /// No hash table: a full one doubles after its entries have come and gone often enough.
+    blocks: BTreeMap<EngineHash, Orphan>,
+    /// Oldest first, as they are dropped.
+    children: BTreeMap<EngineHash, VecDeque<EngineHash>>,
+    /// The sum of all weights.
+    weight: usize,
+    /// Oldest first, with names that are no longer orphans.
+    order: VecDeque<(EngineHash, u64)>,
+    /// How many orphans there have been.
+    created: u64,
 }
 
 impl Orphans {
@@ -45,13 +61,55 @@ impl Orphans {
         self.blocks.is_empty()
     }
 
-    pub(crate) fn contains(&self, engine: EngineHash) -> bool {
-        self.blocks.contains_key(&engine)
+    /// The blocks of the index that all orphans stand for.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// Drops the oldest orphans until one of `blocks` blocks fits below `most`. Returns how many
+    /// were dropped, or `None` if it does not fit at all.
+    pub(crate) fn make_room(
+        &mut self,
+        engine: EngineHash,
+        blocks: usize,
+        most: usize,
+    ) -> Option<u64> {
+        let mut dropped = 0;
+        while !self.blocks.contains_key(&engine) && self.weight + blocks > most {
+            let (oldest, number) = self.order.pop_front()?;
+            if self.is_current(oldest, number) {
+                self.take(oldest);
+                dropped += 1;
+            }
+        }
+        Some(dropped)
     }
 
     /// The orphan of this name, created if absent.
     pub(crate) fn entry(&mut self, engine: EngineHash) -> &mut Orphan {
-        self.blocks.entry(engine).or_default()
+        if !self.blocks.contains_key(&engine) {
+            self.weight += 1;
+            self.created += 1;
+            self.order.push_back((engine, self.created));
+            if self.order.len() > 2 * self.blocks.len() + 64 {
+                let order = std::mem::take(&mut self.order);
+                self.order =
+                    order.into_iter().filter(|(name, it)| self.is_current(*name, *it)).collect();
+                self.order.push_back((engine, self.created));
+            }
+        }
+        let number = self.created;
+        self.blocks.entry(engine).or_insert_with(|| Orphan { number, ..Orphan::default() })
+    }
+
+    fn is_current(&self, engine: EngineHash, number: u64) -> bool {
+        self.blocks.get(&engine).is_some_and(|orphan| orphan.number == number)
+    }
+
+    fn remove_entry(&mut self, engine: EngineHash) -> Option<Orphan> {
+        let orphan = self.blocks.remove(&engine)?;
+        self.weight -= orphan.weight();
+        Some(orphan)
     }
 
     /// Sets the parent and the contents of an orphan, unless they are known.
@@ -61,16 +119,17 @@ impl Orphans {
         parent: EngineHash,
         contents: &[ContentHash],
     ) {
-        let orphan = self.blocks.entry(engine).or_default();
+        let orphan = self.entry(engine);
         if orphan.link.is_none() && parent != engine {
             orphan.link = Some((parent, contents.into()));
-            self.children.entry(parent).or_default().push(engine);
+            self.weight += contents.len() - 1;
+            self.children.entry(parent).or_default().push_back(engine);
         }
     }
 
     /// Removes a block that has become known.
     pub(crate) fn take(&mut self, engine: EngineHash) -> Option<Orphan> {
-        let orphan = self.blocks.remove(&engine)?;
+        let orphan = self.remove_entry(engine)?;
         if let Some((parent, _)) = &orphan.link {
             self.unlink(*parent, engine);
         }
@@ -80,7 +139,7 @@ impl Orphans {
     /// Removes the orphans whose parent is `parent`.
     pub(crate) fn take_children(&mut self, parent: EngineHash) -> Vec<(EngineHash, Orphan)> {
         let children = self.children.remove(&parent).unwrap_or_default();
-        let orphan = |child| self.blocks.remove(&child).map(|orphan| (child, orphan));
+        let orphan = |child| self.remove_entry(child).map(|orphan| (child, orphan));
         children.into_iter().filter_map(orphan).collect()
     }
 
@@ -103,7 +162,7 @@ impl Orphans {
             && !orphan.is_held()
             && !self.children.contains_key(&engine)
         {
-            let Some(Orphan { link: Some((parent, _)), .. }) = self.blocks.remove(&engine) else {
+            let Some(Orphan { link: Some((parent, _)), .. }) = self.remove_entry(engine) else {
                 return;
             };
             self.unlink(parent, engine);
@@ -113,7 +172,9 @@ impl Orphans {
 
     fn unlink(&mut self, parent: EngineHash, child: EngineHash) {
         if let Some(children) = self.children.get_mut(&parent) {
-            children.retain(|other| *other != child);
+            if let Some(at) = children.iter().position(|other| *other == child) {
+                children.remove(at);
+            }
             if children.is_empty() {
                 self.children.remove(&parent);
             }

@@ -110,11 +110,11 @@ fn copy_links(
         }
         let mut before =
             (entry.parent != EntryId::NONE).then(|| ledger.slab.get(entry.parent).block);
-        ledger.blocks_of(number, |block| {
+        for block in ledger.slab.blocks_of(number) {
             each(block, before.unwrap_or(block));
             before = Some(block);
             copied += 1;
-        });
+        }
     }
     PrefixCopy::All
 }

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use wornpath_blocks::BlockHash;
 
+use crate::block_map::BlockMap;
 use crate::event::{Location, Tier};
 use crate::slab::EntryId;
-use crate::speculative::BlockMap;
 
 /// The copies of one block on one tier.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,8 @@
 //! shows that the pod's prefix is broken there, keeps the alias in case the block comes back, and
 //! is freed with its last child.
 
+use std::collections::HashMap;
+
 use wornpath_blocks::BlockHash;
 
 use crate::alias_table::{AliasHash, AliasTable, NUMBERS};
@@ -110,6 +112,11 @@ impl SlabEntry {
         self.bits >> CHILDREN_SHIFT != 0
     }
 
+    /// Whether it is not held, but has children.
+    pub(crate) fn is_hole(&self) -> bool {
+        self.is_used() && !self.is_held() && self.has_children()
+    }
+
     fn add_child(&mut self) {
         if self.bits >> CHILDREN_SHIFT < MAX_CHILDREN {
             self.bits += 1 << CHILDREN_SHIFT;
@@ -123,6 +130,17 @@ impl SlabEntry {
     }
 }
 
+/// The key of the hash of aliases. An engine that knew it could choose hashes that collide, so it
+/// is never shown.
+#[derive(Clone, Copy)]
+pub(crate) struct AliasKey(pub(crate) u64);
+
+impl std::fmt::Debug for AliasKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("AliasKey")
+    }
+}
+
 /// All entries of a pod.
 #[derive(Debug)]
 pub(crate) struct Slab {
@@ -132,20 +150,25 @@ pub(crate) struct Slab {
     free: EntryId,
     len: usize,
     aliases: AliasTable,
-    key: u64,
+    /// For entries that cover several blocks: all of these but the last.
+    spans: HashMap<EntryId, Box<[BlockHash]>>,
+    /// The number of blocks in `spans`.
+    span_blocks: usize,
+    key: AliasKey,
     /// The end of the run inserted last, while it exists.
     last: Option<(EngineHash, EntryId)>,
 }
 
 impl Slab {
-    /// `key` seeds the hashing of aliases, so that an engine cannot choose hashes that collide.
-    pub(crate) fn new(key: u64) -> Self {
+    pub(crate) fn new(key: AliasKey) -> Self {
         Self {
             pages: Vec::new(),
             used: 0,
             free: EntryId::NONE,
             len: 0,
             aliases: AliasTable::default(),
+            spans: HashMap::new(),
+            span_blocks: 0,
             key,
             last: None,
         }
@@ -153,6 +176,32 @@ impl Slab {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// The number of blocks that all entries cover.
+    pub(crate) fn weight(&self) -> usize {
+        self.len + self.span_blocks
+    }
+
+    /// Records that an entry covers these blocks before its last one.
+    pub(crate) fn set_span(&mut self, number: EntryId, parts: Box<[BlockHash]>) {
+        self.get_mut(number).mark(Flag::Span);
+        self.span_blocks += parts.len();
+        self.spans.insert(number, parts);
+    }
+
+    /// The blocks of an entry before its last one.
+    pub(crate) fn span(&self, number: EntryId) -> &[BlockHash] {
+        if self.get(number).has(Flag::Span) {
+            self.spans.get(&number).map_or(&[], |parts| parts)
+        } else {
+            &[]
+        }
+    }
+
+    /// All blocks of an entry, in order.
+    pub(crate) fn blocks_of(&self, number: EntryId) -> impl Iterator<Item = BlockHash> {
+        self.span(number).iter().copied().chain([self.get(number).block])
     }
 
     #[inline]
@@ -324,6 +373,11 @@ impl Slab {
         };
         aliases.remove(hash_of(number.0), number.0, hash_of);
         self.last = self.last.filter(|(_, last)| *last != number);
+        if entry.has(Flag::Span)
+            && let Some(parts) = self.spans.remove(&number)
+        {
+            self.span_blocks -= parts.len();
+        }
         if entry.parent != EntryId::NONE {
             self.get_mut(entry.parent).remove_child();
         }
@@ -358,7 +412,7 @@ impl Slab {
 }
 
 #[inline]
-fn keyed_hash(key: u64, engine: EngineHash) -> AliasHash {
-    let product = u128::from(engine.0 ^ key) * 0x9E37_79B9_7F4A_7C15;
+fn keyed_hash(key: AliasKey, engine: EngineHash) -> AliasHash {
+    let product = u128::from(engine.0 ^ key.0) * 0x9E37_79B9_7F4A_7C15;
     AliasHash((product as u64) ^ ((product >> 64) as u64))
 }

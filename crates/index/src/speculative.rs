@@ -6,9 +6,11 @@
 //! first.
 //!
 //! An insert covers a whole chain from its root, and renewing a block renews its whole prefix, so a
-//! block never expires before its descendants and expiry leaves no hole. A hole appears only if the
-//! engine removes a confirmed block that has speculative children; then the pod counts as possibly
-//! broken until its speculative blocks are gone.
+//! block never expires before its descendants and expiry leaves no hole. If the engine removes a
+//! confirmed block that has speculative children, the block becomes speculative itself, as long as
+//! its children: the engine will compute it again for the request that inserted them. Only where
+//! its own prefix has a hole is it removed; then it counts as missing while its children are
+//! speculative.
 //!
 //! A request that its engine rejects is rolled back as far as no other request needs its blocks.
 //! That needs no list per request: an insert marks the last speculative block that it finds as
@@ -20,13 +22,14 @@
 //! counted in steps: a prefix that is used a thousand times a second is renewed once per step.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
 use wornpath_time::Moment;
+
+use crate::block_map::BlockMap;
 
 /// Removed blocks may make up half of the scheduled blocks, plus this many, before they are purged.
 const MAX_STALE: usize = 64;
@@ -97,6 +100,22 @@ impl Uses {
     }
 }
 
+/// A block that is not speculative, but has speculative children.
+#[derive(Clone, Copy, Debug)]
+struct OtherParent {
+    children: u32,
+    /// No child expires later.
+    expires: ExpiryStep,
+    is_missing: bool,
+}
+
+/// Why a block is no longer speculative.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    Confirmed,
+    Expired,
+}
+
 /// A removed block whose parent still has to be updated.
 #[derive(Clone, Copy)]
 struct RemovedChild {
@@ -131,11 +150,10 @@ pub(crate) struct SpeculativeBlocks {
     due: BTreeMap<ExpiryStep, VecDeque<Vec<BlockHash>>>,
     /// The number of blocks in `due`, including removed ones.
     scheduled: usize,
-    /// The number of speculative children of each confirmed block.
-    confirmed_parents: BlockMap<u32>,
-    /// A block with speculative children was removed.
-    broken: bool,
-    /// A confirmed block was removed: if it is inserted again, it may expire before its children.
+    other_parents: BlockMap<OtherParent>,
+    /// How many of `other_parents` the pod does not hold.
+    missing: usize,
+    /// A block was inserted where the pod has a hole: it may expire before its descendants.
     unordered: bool,
 }
 
@@ -152,9 +170,61 @@ impl SpeculativeBlocks {
         self.blocks.contains_key(&block)
     }
 
-    /// Whether speculative blocks may follow a hole.
+    /// Whether a speculative block follows a block that the pod does not hold.
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken
+        self.missing > 0
+    }
+
+    /// Blocks will be inserted where the pod may have a hole.
+    pub(crate) fn note_holes(&mut self) {
+        self.unordered = true;
+    }
+
+    /// Whether speculative blocks follow a block that the pod holds.
+    pub(crate) fn is_parent(&self, block: BlockHash) -> bool {
+        self.other_parents.get(&block).is_some_and(|parent| !parent.is_missing)
+    }
+
+    /// The engine has removed these blocks of one chain, and speculative blocks follow the last of
+    /// them: they are expected as long as those. The pod holds `parent`, which is before them.
+    pub(crate) fn expect_again(&mut self, parent: Option<BlockHash>, run: &[BlockHash]) {
+        self.reserve(run.len());
+        let mut expires = ExpiryStep(0);
+        let mut children = 0;
+        for (at, block) in run.iter().enumerate().rev() {
+            if let Some(known) = self.other_parents.remove(block) {
+                expires = expires.max(known.expires);
+                children += known.children;
+            }
+            let before = if at > 0 { Some(run[at - 1]) } else { parent };
+            let parent = before.and_then(|before| NonZeroU64::new(before.0));
+            let uses = Uses::with_children(children);
+            self.blocks.insert(*block, SpeculativeInsert { parent, expires, uses });
+            children = 1;
+        }
+        let ends = run.last().and_then(|last| self.blocks.get(last));
+        self.schedule(run.to_vec(), ends.map_or(expires, |last| last.expires));
+        self.add_child(parent, expires);
+    }
+
+    /// The engine has removed a block whose own prefix may have a hole.
+    pub(crate) fn note_missing(&mut self, block: BlockHash) {
+        if let Some(parent) = self.other_parents.get_mut(&block)
+            && !parent.is_missing
+        {
+            parent.is_missing = true;
+            self.missing += 1;
+        }
+    }
+
+    /// The engine has stored a block that the pod did not hold.
+    pub(crate) fn note_stored(&mut self, block: BlockHash) {
+        if let Some(parent) = self.other_parents.get_mut(&block)
+            && parent.is_missing
+        {
+            parent.is_missing = false;
+            self.missing -= 1;
+        }
     }
 
     /// Inserts the blocks of a chain after `parent`, or renews them. The pod already holds those in
@@ -169,6 +239,11 @@ impl SpeculativeBlocks {
         let expires = ExpiryStep::ceil(expires);
         self.mark_shared(set);
         self.renew(set, expires);
+        if let (Some(parent), Some(first)) = (parent, set.first())
+            && self.blocks.contains_key(first)
+        {
+            self.renew_other_parent(parent, expires);
+        }
         // Mostly the pod holds the beginning of the chain and not the rest. Each iteration consumes
         // at least one block: the next one in `set` is old, and all blocks before it are new.
         let mut at = 0;
@@ -191,12 +266,15 @@ impl SpeculativeBlocks {
         if let Some(last) = chain.last().and_then(|last| self.blocks.get_mut(last)) {
             last.uses.mark_shared();
         }
-        for block in chain.iter().rev() {
+        for (above, block) in chain.iter().rev().enumerate() {
             match self.blocks.get_mut(block) {
                 Some(known) if known.expires < expires => known.expires = expires,
                 Some(_) if self.unordered => {}
-                // It expires as late or is confirmed, and so is its whole prefix.
-                Some(_) | None => return,
+                // It expires as late, and so does its whole prefix.
+                Some(_) => return,
+                // It is confirmed, and so is its whole prefix.
+                None if above == 0 => return,
+                None => return self.renew_other_parent(*block, expires),
             }
         }
     }
@@ -207,39 +285,66 @@ impl SpeculativeBlocks {
         if self.scheduled + run.len() > MAX_STALE + 2 * (self.blocks.len() + run.len()) {
             self.purge_stale();
         }
-        let count = self.blocks.len() + run.len();
-        if count > self.grow_at {
-            self.blocks.reserve(count + run.len());
-            self.grow_at = self.blocks.capacity() / 2;
-        }
+        self.reserve(run.len());
         self.load_buckets(run);
         let mut before = parent;
         for block in run {
             // Mostly empty: few chains begin at a confirmed block.
-            let known = if self.confirmed_parents.is_empty() {
-                None
-            } else {
-                self.confirmed_parents.remove(block)
-            };
-            let children = known.unwrap_or_default() + u32::from(block != last);
+            let known =
+                if self.other_parents.is_empty() { None } else { self.other_parents.remove(block) };
+            self.missing -= usize::from(known.is_some_and(|known| known.is_missing));
+            let known = known.map_or(0, |known| known.children);
+            let children = known + u32::from(block != last);
             let parent = before.and_then(|before| NonZeroU64::new(before.0));
             let uses = Uses::with_children(children);
             self.blocks.insert(*block, SpeculativeInsert { parent, expires, uses });
             before = Some(*block);
         }
         self.schedule(run.to_vec(), expires);
+        self.add_child(parent, expires);
+    }
+
+    /// Makes room for `more` blocks.
+    fn reserve(&mut self, more: usize) {
+        let count = self.blocks.len() + more;
+        if count > self.grow_at {
+            self.blocks.reserve(count + more);
+            self.grow_at = self.blocks.capacity() / 2;
+        }
+    }
+
+    /// Counts a child of a block that the pod holds, speculative or not.
+    fn add_child(&mut self, parent: Option<BlockHash>, expires: ExpiryStep) {
         let Some(parent) = parent else { return };
-        match self.blocks.get_mut(&parent) {
-            Some(known) => known.uses.add_child(),
-            None => *self.confirmed_parents.entry(parent).or_default() += 1,
+        if let Some(known) = self.blocks.get_mut(&parent) {
+            known.uses.add_child();
+            return;
+        }
+        let first = OtherParent { children: 0, expires, is_missing: false };
+        let known = self.other_parents.entry(parent).or_insert(first);
+        known.children += 1;
+        known.expires = known.expires.max(expires);
+    }
+
+    fn renew_other_parent(&mut self, block: BlockHash, expires: ExpiryStep) {
+        if let Some(parent) = self.other_parents.get_mut(&block) {
+            parent.expires = parent.expires.max(expires);
         }
     }
 
     /// Renews the speculative blocks of a chain. No block before one that expires as late expires
     /// earlier, unless a block between them was removed and inserted again.
     fn renew(&mut self, chain: &[BlockHash], expires: ExpiryStep) {
+        let mut is_child_speculative = false;
         for block in chain.iter().rev() {
-            let Some(known) = self.blocks.get_mut(block) else { continue };
+            let Some(known) = self.blocks.get_mut(block) else {
+                if is_child_speculative {
+                    self.renew_other_parent(*block, expires);
+                }
+                is_child_speculative = false;
+                continue;
+            };
+            is_child_speculative = true;
             if known.expires < expires {
                 known.expires = expires;
             } else if !self.unordered {
@@ -259,15 +364,27 @@ impl SpeculativeBlocks {
         }
     }
 
-    /// Removes a block, because it was confirmed or has expired; `false` if it is not speculative.
-    pub(crate) fn remove(&mut self, block: BlockHash) -> bool {
+    /// The engine has stored a block; `false` if it is not speculative.
+    pub(crate) fn confirm(&mut self, block: BlockHash) -> bool {
+        self.remove(block, Ended::Confirmed)
+    }
+
+    fn remove(&mut self, block: BlockHash, why: Ended) -> bool {
         let Some(removed) = self.blocks.remove(&block) else { return false };
-        let children = removed.uses.children();
-        if children > 0 {
-            self.confirmed_parents.insert(block, children);
-        }
+        self.keep_parent(block, removed, why);
         self.remove_child(removed.parent);
         true
+    }
+
+    /// Keeps count of the children of a removed block.
+    fn keep_parent(&mut self, block: BlockHash, removed: SpeculativeInsert, why: Ended) {
+        let SpeculativeInsert { expires, uses, .. } = removed;
+        let children = uses.children();
+        if children > 0 {
+            let is_missing = why == Ended::Expired;
+            self.missing += usize::from(is_missing);
+            self.other_parents.insert(block, OtherParent { children, expires, is_missing });
+        }
     }
 
     /// Removes the end of a chain that only the rejected request inserted. Returns whether the
@@ -287,12 +404,6 @@ impl SpeculativeBlocks {
         true
     }
 
-    /// The engine has removed a confirmed block.
-    pub(crate) fn note_removed(&mut self, block: BlockHash) {
-        self.unordered = true;
-        self.broken |= self.confirmed_parents.contains_key(&block);
-    }
-
     /// Removes and returns all expired blocks.
     pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<BlockHash> {
         let now = ExpiryStep::floor(now);
@@ -303,13 +414,9 @@ impl SpeculativeBlocks {
             for run in due.remove() {
                 self.scheduled -= run.len();
                 let run = self.reschedule_renewed(run, now);
-                expired.extend(run.into_iter().rev().filter(|block| self.remove(*block)));
+                let ended = |block: &BlockHash| self.remove(*block, Ended::Expired);
+                expired.extend(run.into_iter().rev().filter(ended));
             }
-        }
-        // Renewal leaves no expired block with children; if one had any, there would be a hole now.
-        if !self.confirmed_parents.is_empty() {
-            self.broken |= expired.iter().any(|block| self.confirmed_parents.contains_key(block));
-            self.unordered |= self.broken;
         }
         expired
     }
@@ -367,12 +474,10 @@ impl SpeculativeBlocks {
             if has_children && order == ExpiryOrder::EndsFirst {
                 break;
             }
-            let SpeculativeInsert { parent, uses, .. } = known.remove();
-            if has_children {
-                self.broken = true;
-                self.unordered = true;
-                self.confirmed_parents.insert(*block, uses.children());
-            }
+            let ended = known.remove();
+            let SpeculativeInsert { parent, uses, .. } = ended;
+            self.unordered |= has_children;
+            self.keep_parent(*block, ended, Ended::Expired);
             let parent = parent.map(|parent| BlockHash(parent.get()));
             let before = child.replace(RemovedChild { parent, is_shared: uses.is_shared() });
             self.update_parent(before);
@@ -471,47 +576,22 @@ impl SpeculativeBlocks {
             let parent = BlockHash(parent.get());
             match self.blocks.get_mut(&parent) {
                 Some(known) => known.uses.remove_child(),
-                None => self.remove_confirmed_child(parent),
+                None => self.remove_other_child(parent),
             }
         }
         if self.blocks.is_empty() {
-            self.broken = false;
             self.unordered = false;
         }
     }
 
-    fn remove_confirmed_child(&mut self, block: BlockHash) {
-        if let Some(count) = self.confirmed_parents.get_mut(&block) {
-            *count -= 1;
-            if *count == 0 {
-                self.confirmed_parents.remove(&block);
+    fn remove_other_child(&mut self, block: BlockHash) {
+        if let Some(parent) = self.other_parents.get_mut(&block) {
+            parent.children -= 1;
+            if parent.children == 0 {
+                self.missing -= usize::from(parent.is_missing);
+                self.other_parents.remove(&block);
             }
         }
-    }
-}
-
-/// A map by block hash. A block hash is a keyed hash already: no client can choose its bucket, so it
-/// is used unchanged. The standard library's hasher would cost more than the rest of a speculative
-/// insert.
-pub(crate) type BlockMap<T> = HashMap<BlockHash, T, BuildHasherDefault<IdentityHasher>>;
-
-/// Returns the key as its hash.
-#[derive(Default)]
-pub(crate) struct IdentityHasher(u64);
-
-impl Hasher for IdentityHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = self.0.rotate_left(8) ^ hash;
     }
 }
 

@@ -9,9 +9,11 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::directory::{Directory, Numbering};
+use crate::holes::Holes;
 use crate::ledger::Ledger;
 use crate::pod::{Capacity, PodId, PodSlot, word_and_bit};
 use crate::sets::Sets;
+use crate::slab::AliasKey;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 /// Size limits of an index. Whatever exceeds a limit is counted, never dropped silently.
@@ -24,7 +26,8 @@ pub struct IndexLimits {
     pub blocks: usize,
     /// Blocks of one pod.
     pub blocks_per_pod: usize,
-    /// Blocks of one pod whose prefix is not known yet.
+    /// Blocks of one pod whose prefix is not known yet; beyond it, those that wait longest are
+    /// dropped.
     pub orphans_per_pod: usize,
     /// Speculative blocks of one pod.
     pub speculative_per_pod: usize,
@@ -76,17 +79,18 @@ pub(crate) struct IndexState {
     pub(crate) limits: IndexLimits,
     /// Mask of the pods that queries report.
     pub(crate) alive: Box<[AtomicU64]>,
-    /// Mask of the pods whose prefixes may have holes.
+    /// Mask of the pods that may have holes which are not in `holes`.
     pub(crate) suspects: Box<[AtomicU64]>,
-    /// How often a bit of `suspects` was cleared.
-    pub(crate) suspects_cleared: AtomicU64,
+    pub(crate) holes: Holes,
+    /// How often a bit of `suspects` was cleared, or a place in `holes`.
+    pub(crate) holes_cleared: AtomicU64,
     /// Mask of the pods with speculative blocks.
     pub(crate) speculative: Box<[AtomicU64]>,
     /// Entries and speculative blocks of all ledgers.
     pub(crate) entries: AtomicU64,
     pods: Box<[PodState]>,
     slots: Mutex<Slots>,
-    key: u64,
+    key: AliasKey,
 }
 
 #[derive(Debug)]
@@ -133,7 +137,8 @@ impl IndexState {
             limits,
             alive: mask(),
             suspects: mask(),
-            suspects_cleared: AtomicU64::new(0),
+            holes: Holes::new(),
+            holes_cleared: AtomicU64::new(0),
             speculative: mask(),
             entries: AtomicU64::new(0),
             pods: slots.clone().map(pod).collect(),
@@ -142,7 +147,7 @@ impl IndexState {
                 leaving: VecDeque::new(),
                 incarnations: 0,
             }),
-            key: seed,
+            key: AliasKey(seed),
         }
     }
 

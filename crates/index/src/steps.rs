@@ -2,6 +2,8 @@
 //! operation whose steps grow with the age of its table is a bug, and timings on a busy machine do
 //! not show it.
 //!
+//! Lookups count every block that they ask the table for.
+//!
 //! Only builds with debug assertions count; in a release build this module compiles to nothing.
 
 #[cfg(debug_assertions)]
@@ -34,4 +36,23 @@ pub fn within_steps<T>(budget: u64, work: impl FnOnce() -> T) -> T {
     #[cfg(not(debug_assertions))]
     let _ = budget;
     done
+}
+
+/// Runs `work`, and counts the buckets and entries that it visits: none in builds without debug
+/// assertions.
+#[doc(hidden)]
+pub fn steps_of(work: impl FnOnce()) -> u64 {
+    #[cfg(debug_assertions)]
+    {
+        let before = BUDGET.replace(u64::MAX);
+        work();
+        let steps = u64::MAX - BUDGET.get();
+        BUDGET.set(before.saturating_sub(steps));
+        steps
+    }
+    #[cfg(not(debug_assertions))]
+    {
+        work();
+        0
+    }
 }

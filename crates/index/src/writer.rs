@@ -197,6 +197,10 @@ impl IndexWriter {
             state.resume_removal(removal);
             return Swept::Partly;
         }
+        if let Some(ledger) = guard.as_deref_mut() {
+            ledger.pod_holes.end_all();
+            scratch.open(state, removal.slot, ledger).settle();
+        }
         *guard = None;
         clear_suspect(state, removal.slot);
         mark(&state.speculative, removal.slot, false);
@@ -277,7 +281,20 @@ impl PodChange<'_> {
             }
             self.commit();
         }
+        self.drop_surplus();
         self.count(before);
+    }
+
+    /// Drops speculative blocks above the limit: removals of confirmed blocks can make more of
+    /// them.
+    fn drop_surplus(&mut self) {
+        let max = self.state.limits.speculative_per_pod;
+        let surplus = self.ledger.speculative.len().saturating_sub(max);
+        if surplus > 0 {
+            self.ledger.speculative.take_oldest(surplus, &mut self.scratch.clear);
+            self.ledger.counters.expired += surplus as u64;
+            self.commit();
+        }
     }
 
     /// Applies kept batches that are next in sequence.
@@ -298,7 +315,7 @@ impl PodChange<'_> {
         let mut caps = self.caps();
         // A snapshot may list every child before its parent; only blocks that have no prefix at its
         // end are orphans.
-        caps.orphans = caps.entries;
+        caps.orphans = caps.blocks;
         self.ledger.begin_snapshot();
         for stored in stored {
             self.ledger.store(stored, Counting::Snapshot, caps, &mut self.scratch.set);
@@ -339,6 +356,9 @@ impl PodChange<'_> {
             return false;
         }
         let has_holes = self.ledger.may_have_holes();
+        if has_holes {
+            self.ledger.speculative.note_holes();
+        }
         let WriterScratch { view, set, clear } = &mut *self.scratch;
         let mut bits = Bits::new(&self.state.directory, &self.state.sets, view, self.slot);
         // The parent was inserted a moment ago. If it is gone, this chain would follow a hole.
@@ -362,6 +382,8 @@ impl PodChange<'_> {
         if surplus > 0 {
             self.ledger.speculative.take_oldest(surplus, clear);
             self.ledger.counters.expired += surplus as u64;
+        }
+        if surplus > 0 || has_holes {
             self.commit();
         }
         self.count(before);
@@ -403,10 +425,14 @@ impl PodChange<'_> {
     }
 
     /// Applies the ledger's changes to the table. A pod becomes a suspect before a change that may
-    /// leave it with holes, and stops being one after a change that fills the last hole.
+    /// leave it with a hole, if only until the next bit changes, and stops being one when queries
+    /// can check all its holes.
     fn commit(&mut self) {
         let Self { state, scratch: WriterScratch { view, set, clear }, slot, ledger } = self;
-        if ledger.may_have_holes() {
+        if ledger.speculative.is_broken() {
+            set.iter().for_each(|block| ledger.speculative.note_stored(*block));
+        }
+        if ledger.is_suspect() || ledger.pod_holes.has_fresh() {
             mark(&state.suspects, *slot, true);
         }
         let mut bits = Bits::new(&state.directory, &state.sets, view, *slot);
@@ -414,7 +440,19 @@ impl PodChange<'_> {
         bits.clear(clear);
         set.clear();
         clear.clear();
-        if !ledger.may_have_holes() {
+        self.settle();
+    }
+
+    /// Tells queries which holes the pod has, after its bits have changed.
+    fn settle(&mut self) {
+        let Self { state, slot, ledger, .. } = self;
+        if ledger.pod_holes.has_ended() {
+            state.holes_cleared.fetch_add(1, Ordering::AcqRel);
+        }
+        if ledger.pod_holes.has_ended() || ledger.pod_holes.has_fresh() {
+            ledger.pod_holes.settle(&state.holes, *slot, &ledger.slab);
+        }
+        if !ledger.is_suspect() {
             clear_suspect(state, *slot);
         }
     }
@@ -422,7 +460,7 @@ impl PodChange<'_> {
     fn caps(&self) -> LedgerLimits {
         let limits = &self.state.limits;
         LedgerLimits {
-            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.remaining())),
+            blocks: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.remaining())),
             orphans: limits.orphans_per_pod,
         }
     }
@@ -459,7 +497,7 @@ fn mark(mask: &[AtomicU64], slot: PodSlot, on: bool) {
 fn clear_suspect(state: &IndexState, slot: PodSlot) {
     let (word, bit) = word_and_bit(slot);
     if state.suspects[word].load(Ordering::Acquire) & bit != 0 {
-        state.suspects_cleared.fetch_add(1, Ordering::AcqRel);
+        state.holes_cleared.fetch_add(1, Ordering::AcqRel);
         state.suspects[word].fetch_and(!bit, Ordering::AcqRel);
     }
 }

@@ -591,7 +591,7 @@ fn native<T>(world: &World, nodes: &[Node], use_it: impl FnOnce(StoredBlocks<'_>
     use_it(StoredBlocks {
         tier: Tier::Gpu,
         blocks: &blocks,
-        content: Content::Native,
+        content: Content::IndexHashes,
         locations: &[],
     })
 }

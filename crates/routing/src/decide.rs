@@ -133,14 +133,15 @@ impl<'a> DecisionRun<'a, '_, '_> {
         self.env.state.commit_pending();
         let scratch = &mut self.env.state.scratch;
         scratch.depths.clear();
+        scratch.held.clear();
         let Some(blocks) = &self.profile.blocks else { return };
         let started = self.recorder.as_deref().map(Recorder::now);
-        scratch.depths.resize(self.env.fleet.slots(), 0);
+        scratch.held.resize(self.env.fleet.slots(), 0);
         if let Some(blocks) = self.context.slots.read(blocks) {
-            self.env.state.reader.lookup(&blocks.chain, &mut scratch.answer);
-            scratch.answer.depths_into(&mut scratch.depths);
-            self.env.fleet.discount_stale(&mut scratch.depths);
+            self.env.state.reader.depths(&blocks.chain, &mut scratch.held);
         }
+        scratch.depths.extend_from_slice(&scratch.held);
+        self.env.fleet.discount_stale(&mut scratch.depths);
         if let (Some(recorder), Some(started)) = (&mut self.recorder, started) {
             recorder.looked_up(started);
         }

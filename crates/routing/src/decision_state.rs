@@ -37,7 +37,9 @@ pub struct DecisionState {
 #[derive(Debug, Default)]
 pub(crate) struct DecisionScratch {
     pub(crate) answer: Depths,
-    /// The number of leading blocks that each pod holds, by its slot in the index.
+    /// The number of leading blocks that the index has for each pod, by its slot in the index.
+    pub(crate) held: Vec<u32>,
+    /// The same, less what has faded since the pod's events stopped.
     pub(crate) depths: Vec<u32>,
     pub(crate) selection: SelectionBuffers,
     pub(crate) holdings: Vec<BlockLocation>,
@@ -98,7 +100,7 @@ impl DecisionState {
 
     /// Adds a pod to the speculative insert of the plan that is being made.
     pub(crate) fn expect(&mut self, pod: PodId, blocks: &BlockHashes, expires: Moment) {
-        self.pending.add(pod, blocks, &self.scratch.answer, expires);
+        self.pending.add(pod, blocks, &self.scratch.held, expires);
     }
 
     /// Rolls back what was committed for a prompt that its pod has refused.
@@ -209,22 +211,17 @@ impl SpeculativeInsert {
         std::mem::replace(self, Self::new(history))
     }
 
-    /// Adds a pod of the plan. All pods of a plan get the same chain; `depths` is the lookup of it.
-    pub(crate) fn add(
-        &mut self,
-        pod: PodId,
-        blocks: &BlockHashes,
-        depths: &Depths,
-        expires: Moment,
-    ) {
+    /// Adds a pod of the plan. All pods of a plan get the same chain, and the index has `held` of it.
+    pub(crate) fn add(&mut self, pod: PodId, blocks: &BlockHashes, held: &[u32], expires: Moment) {
         if self.is_empty() {
             self.block_tokens = blocks.block_tokens;
             self.chain.clear();
             self.chain.extend_from_slice(&blocks.chain);
-            self.deepest = depths.deepest().map_or(0, |level| level.depth);
+            self.deepest = held.iter().copied().max().unwrap_or(0) as usize;
             self.expires = expires;
         }
-        self.pods.push((pod, depths.depth(pod.slot())));
+        let held = held.get(pod.slot().position()).copied().unwrap_or(0);
+        self.pods.push((pod, held as usize));
     }
 
     /// Attaches the lock on [`Self::first_missing`], to be released after the commit.

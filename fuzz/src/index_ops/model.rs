@@ -79,6 +79,8 @@ pub(super) struct Pod {
     /// Nodes that any event has stored.
     ever_stored: BTreeSet<Node>,
     pub(super) expected: BTreeMap<Node, Moment>,
+    /// When the last of all speculative inserts expires.
+    latest_expiry: Moment,
     /// Other names than the first were used.
     several_names: bool,
     /// The index may hold less.
@@ -148,6 +150,7 @@ impl Pod {
                 if count < 2 || !self.counted {
                     self.copies.remove(&(*node, *name, *tier));
                 }
+                self.expect_again(*node);
             }),
             CacheOp::Clear => {
                 let counted = self.counted;
@@ -189,9 +192,21 @@ impl Pod {
             self.content_known.insert((*node, *name));
             self.ever_stored.insert(*node);
         }
+        (0..NODES).rev().for_each(|node| self.expect_again(node));
+    }
+
+    /// A block that is no longer stored and that speculative blocks follow may become speculative
+    /// itself, as long as these were at most.
+    fn expect_again(&mut self, node: Node) {
+        let is_followed = self.expected.keys().any(|other| parent(*other) == Some(node));
+        if is_followed && !self.really_holds(node) && !self.expected.contains_key(&node) {
+            self.expected.insert(node, self.latest_expiry);
+            self.speculation_unsure = true;
+        }
     }
 
     pub(super) fn expect(&mut self, nodes: &[Node], until: Moment) {
+        self.latest_expiry = self.latest_expiry.max(until);
         for node in nodes {
             if !self.surely_holds(*node) {
                 self.speculation_unsure |= self.really_holds(*node) || self.inexact;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    CacheEvent, Capacity, Content, Depths, EngineHash, IndexLimits, Parent, PodId, StoredBlocks,
+    CacheEvent, Capacity, Content, EngineHash, IndexLimits, Moment, Parent, PodId, StoredBlocks,
     Swept, Tier,
 };
 
@@ -38,6 +38,12 @@ pub(crate) struct Queries {
     contents: Vec<ContentHash>,
 }
 
+/// The index with the number of pods that it was made for.
+pub(crate) struct Shared {
+    index: wornpath_index::Index,
+    pods: usize,
+}
+
 /// The writer with each pod's identity and the number of its next batch.
 pub(crate) struct Writer {
     writer: wornpath_index::IndexWriter,
@@ -48,7 +54,7 @@ impl Index for Ours {
     const NAME: &'static str = crate::results::OURS;
     type Log = Log;
     type Queries = Queries;
-    type Shared = wornpath_index::Index;
+    type Shared = Shared;
     type Writer = Writer;
     type Reader<'a> = OurReader;
 
@@ -66,7 +72,7 @@ impl Index for Ours {
         Queries { blocks: queries.blocks, chains: chains.collect(), contents }
     }
 
-    fn create(pods: usize) -> (wornpath_index::Index, Writer) {
+    fn create(pods: usize) -> (Shared, Writer) {
         let capacity = Capacity::for_pods(pods).expect("no workload has more than 4096 pods");
         let index =
             wornpath_index::Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 7);
@@ -75,12 +81,12 @@ impl Index for Ours {
             assert_eq!(pod.slot().position(), position, "a fresh index fills its slots in order");
             (pod, 0)
         };
-        let pods = (0..pods).map(add).collect();
+        let all = (0..pods).map(add).collect();
         let writer = index.writer();
-        (index, Writer { writer, pods })
+        (Shared { index, pods }, Writer { writer, pods: all })
     }
 
-    fn apply(_: &wornpath_index::Index, writer: &mut Writer, log: &Log, events: Range<usize>) {
+    fn apply(_: &Shared, writer: &mut Writer, log: &Log, events: Range<usize>) {
         for event in &log.events[events] {
             let tier = Tier::ALL[usize::from(event.tier)];
             let blocks = &log.names[event.blocks()];
@@ -105,23 +111,35 @@ impl Index for Ours {
         }
     }
 
-    fn reader(index: &wornpath_index::Index) -> OurReader {
-        OurReader { reader: index.reader(), answer: Depths::default(), chain: Vec::new() }
+    fn reader(shared: &Shared) -> OurReader {
+        let depths = vec![0; shared.pods];
+        OurReader { reader: shared.index.reader(), depths, chain: Vec::new() }
     }
 
-    fn remove_pod(index: &wornpath_index::Index, writer: &mut Writer, pod: u32) {
-        index.remove_pod(writer.pods[pod as usize].0);
+    fn expect(writer: &mut Writer, queries: &Queries, query: usize, pod: usize) {
+        let chain = chain(&queries.chains, queries.blocks, query);
+        let (pod, _) = writer.pods[pod];
+        let expires = Moment::from_secs(10);
+        writer.writer.insert_speculative(pod, chain, expires).expect("no pod has left yet");
     }
 
-    fn sweep(_: &wornpath_index::Index, writer: &mut Writer) -> bool {
+    fn expire(writer: &mut Writer) {
+        writer.writer.expire(Moment::from_secs(11));
+    }
+
+    fn remove_pod(shared: &Shared, writer: &mut Writer, pod: u32) {
+        shared.index.remove_pod(writer.pods[pod as usize].0);
+    }
+
+    fn sweep(_: &Shared, writer: &mut Writer) -> bool {
         writer.writer.sweep(SWEEP) == Swept::Partly
     }
 }
 
-/// Keeps the last answer as levels.
+/// Keeps the last answer as the router reads it: the depth of every pod.
 pub(crate) struct OurReader {
     reader: wornpath_index::IndexReader,
-    answer: Depths,
+    depths: Vec<u32>,
     chain: Vec<BlockHash>,
 }
 
@@ -131,23 +149,21 @@ impl Reader for OurReader {
     #[inline]
     fn lookup(&mut self, queries: &Queries, query: usize) {
         let chain = chain(&queries.chains, queries.blocks, query);
-        self.reader.lookup(chain, &mut self.answer);
+        self.reader.depths(chain, &mut self.depths);
     }
 
     #[inline]
     fn lookup_local(&mut self, queries: &Queries, query: usize) {
         self.chain.clear();
         self.chain.extend(ROOT.chain(chain(&queries.contents, queries.blocks, query)));
-        self.reader.lookup(&self.chain, &mut self.answer);
+        self.reader.depths(&self.chain, &mut self.depths);
     }
 
     fn depths(&self, into: &mut [u32]) {
-        self.answer.depths_into(into);
+        into.copy_from_slice(&self.depths[..into.len()]);
     }
 
     fn answers(&self, pod: u32) -> bool {
-        let word = pod as usize / 64;
-        let bit = pod % 64;
-        self.answer.levels().any(|level| level.pods.words()[word] >> bit & 1 == 1)
+        self.depths[pod as usize] > 0
     }
 }

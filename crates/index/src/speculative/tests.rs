@@ -24,7 +24,7 @@ fn a_renewed_block_expires_at_its_new_time_and_a_confirmed_one_never() {
     let chain = blocks(1..=4);
     let mut speculative = inserted(&chain, at(10));
     speculative.insert(None, &chain[..1], &chain[..1], at(20));
-    assert!(speculative.remove(BlockHash(4)));
+    assert!(speculative.confirm(BlockHash(4)));
     assert!(speculative.take_expired(Moment::from_millis(9_999)).is_empty());
     assert_eq!(speculative.take_expired(at(10)), blocks([3, 2]), "the end first");
     assert!(speculative.take_expired(at(19)).is_empty());
@@ -41,24 +41,54 @@ fn a_block_expires_not_before_its_time_and_within_a_step_after_it() {
 }
 
 #[test]
-fn removing_a_confirmed_block_breaks_its_speculative_children() {
-    let mut speculative = SpeculativeBlocks::default();
-    speculative.insert(None, &blocks([1, 2, 3]), &blocks([1]), at(10));
-    assert!(speculative.remove(BlockHash(2)), "it is confirmed");
-    speculative.note_removed(BlockHash(1));
-    assert!(!speculative.is_broken(), "the first block has no speculative child any more");
-    speculative.note_removed(BlockHash(2));
-    assert!(speculative.is_broken());
+fn a_removed_block_without_its_prefix_is_missing_until_it_is_stored_or_its_children_are_gone() {
+    let broken = || {
+        let mut speculative = SpeculativeBlocks::default();
+        speculative.insert(None, &blocks([1, 2, 3]), &blocks([1]), at(10));
+        assert!(speculative.confirm(BlockHash(2)));
+        speculative.note_missing(BlockHash(1));
+        assert!(!speculative.is_broken(), "the first block has no speculative child any more");
+        speculative.note_missing(BlockHash(2));
+        assert!(speculative.is_broken());
+        // A fresh insert elsewhere does not prolong it.
+        speculative.insert(None, &blocks([7]), &[], at(60));
+        speculative
+    };
+    let mut speculative = broken();
     assert_eq!(speculative.take_expired(at(10)), blocks([3]));
-    assert!(!speculative.is_broken() && speculative.confirmed_parents.is_empty());
+    assert!(!speculative.is_broken() && speculative.other_parents.is_empty());
+
+    let mut speculative = broken();
+    speculative.note_stored(BlockHash(2));
+    assert!(!speculative.is_broken());
+
+    let mut speculative = broken();
+    assert!(speculative.confirm(BlockHash(3)));
+    assert!(!speculative.is_broken());
+}
+
+#[test]
+fn removed_blocks_that_speculative_ones_follow_are_expected_as_long_as_those() {
+    let mut speculative = SpeculativeBlocks::default();
+    speculative.insert(None, &blocks(1..=4), &blocks(1..=3), at(10));
+    speculative.insert(None, &blocks([1, 2, 13]), &blocks([1, 2]), at(20));
+    assert!(!speculative.is_parent(BlockHash(1)), "its child is confirmed");
+    speculative.expect_again(Some(BlockHash(2)), &blocks([3]));
+    speculative.expect_again(None, &blocks([1, 2]));
+    assert!(!speculative.is_broken() && speculative.other_parents.is_empty());
+    assert_eq!(speculative.take_expired(at(10)), blocks([4, 3]));
+    assert_eq!(speculative.take_expired(at(20)), blocks([13, 2, 1]));
+    assert!(speculative.is_empty() && speculative.scheduled == 0);
 }
 
 #[test]
 fn a_block_inserted_again_is_renewed_although_its_child_expires_later() {
     let mut speculative = SpeculativeBlocks::default();
     speculative.insert(None, &blocks([1, 2, 3]), &blocks([1, 2]), at(100));
-    speculative.note_removed(BlockHash(2));
+    speculative.note_missing(BlockHash(2));
+    speculative.note_holes();
     speculative.insert(None, &blocks([1, 2]), &blocks([1]), at(60));
+    assert!(!speculative.is_broken());
     speculative.insert(None, &blocks([1, 2, 3]), &blocks([1, 2, 3]), at(90));
     assert!(speculative.take_expired(at(60)).is_empty());
     assert_eq!(speculative.take_expired(at(90)), blocks([2]));
@@ -66,8 +96,9 @@ fn a_block_inserted_again_is_renewed_although_its_child_expires_later() {
     // The same with a block between them that stays: the removed block has no speculative child.
     let mut speculative = SpeculativeBlocks::default();
     speculative.insert(None, &blocks(1..=4), &blocks(1..=3), at(100));
-    speculative.note_removed(BlockHash(2));
+    speculative.note_missing(BlockHash(2));
     assert!(!speculative.is_broken());
+    speculative.note_holes();
     speculative.insert(None, &blocks([1, 2]), &blocks([1]), at(60));
     speculative.insert(None, &blocks(1..=4), &blocks(1..=4), at(90));
     assert!(speculative.take_expired(at(60)).is_empty());
@@ -77,11 +108,13 @@ fn a_block_inserted_again_is_renewed_although_its_child_expires_later() {
 #[test]
 fn the_child_of_a_block_inserted_again_keeps_its_expiry() {
     let mut speculative = inserted(&blocks([1, 2]), at(10));
-    assert!(speculative.remove(BlockHash(1)), "it is confirmed");
+    assert!(speculative.confirm(BlockHash(1)));
     speculative.insert(None, &blocks([1, 2]), &blocks([1, 2]), at(100));
-    speculative.note_removed(BlockHash(1));
+    speculative.note_missing(BlockHash(1));
+    speculative.note_holes();
     speculative.insert(None, &blocks([1]), &[], at(10));
     assert_eq!(speculative.take_expired(at(10)), blocks([1]));
+    assert!(speculative.is_broken(), "its child expires later");
     assert_eq!(speculative.take_expired(at(100)), blocks([2]));
 }
 
@@ -91,13 +124,10 @@ fn a_chain_of_which_the_pod_holds_some_blocks_is_completed() {
     speculative.insert(None, &blocks(1..=6), &blocks([2, 3, 5]), at(10));
     assert_eq!(speculative.len(), 3);
     for confirmed in [3, 5] {
-        assert_eq!(
-            speculative.confirmed_parents.get(&BlockHash(confirmed)),
-            Some(&1),
-            "{confirmed}"
-        );
+        let parent = speculative.other_parents.get(&BlockHash(confirmed));
+        assert_eq!(parent.map(|parent| parent.children), Some(1), "{confirmed}");
     }
-    assert_eq!(speculative.confirmed_parents.len(), 2, "the child of the first block is confirmed");
+    assert_eq!(speculative.other_parents.len(), 2, "the child of the first block is confirmed");
 }
 
 #[test]
@@ -106,7 +136,7 @@ fn stale_blocks_do_not_accumulate() {
     for round in 1..10_000 {
         let block = blocks([round % 7 + 1]);
         speculative.insert(None, &block, &[], at(600));
-        assert!(speculative.remove(block[0]));
+        assert!(speculative.confirm(block[0]));
         assert!(speculative.scheduled <= MAX_STALE + 4, "{}", speculative.scheduled);
     }
     assert_eq!(speculative.take_expired(at(1)), blocks([99]));
@@ -148,11 +178,11 @@ fn a_rollback_removes_the_blocks_that_only_the_rejected_request_inserted() {
     assert_eq!(removed, blocks([4, 3]), "another request continues after the second");
 
     let mut it = inserted(&blocks(1..=4), at(10));
-    assert!(it.remove(BlockHash(1)) && it.remove(BlockHash(2)), "they are confirmed");
+    assert!(it.confirm(BlockHash(1)) && it.confirm(BlockHash(2)));
     removed.clear();
     assert!(!it.rollback(&blocks(1..=4), &mut removed));
     assert_eq!(removed, blocks([4, 3]));
-    assert!(it.is_empty() && it.confirmed_parents.is_empty() && !it.is_broken());
+    assert!(it.is_empty() && it.other_parents.is_empty() && !it.is_broken());
 
     let mut it = inserted(&blocks(1..=4), at(10));
     assert!(it.rollback(&blocks(1..=9), &mut removed), "its end exceeded the limit");

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod block_locations;
+mod blocks_asked;
 mod export;
 mod model;
+mod names;
 mod prefixes;

@@ -20,6 +20,7 @@ pub(crate) fn run(seed: u64, operations: usize) {
     let mut pods: Vec<(PodId, Pod)> =
         (0..5).map(|_| (index.add_pod().expect("a slot"), Pod::default())).collect();
     let mut depths = Depths::default();
+    let mut dense = [0; 64];
     let mut now = Moment::ZERO;
     for operation in 0..operations {
         now += Duration::from_millis(rng.below(20) as u64);
@@ -42,7 +43,7 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 for node in &path {
                     pod.store(*node, variant, Tier::Gpu, false);
                     pod.known.insert(*node);
-                    pod.speculative.remove(node);
+                    pod.confirm(*node, &tree);
                 }
             }
             35..60 => {
@@ -55,6 +56,7 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 writer.apply(*id, None, &[removed]).expect("the pod is live");
                 for (node, variant) in keys {
                     pod.remove(node, variant, Tier::Gpu, false);
+                    pod.expect_again(node, variant, &tree);
                 }
             }
             60..80 => {
@@ -96,13 +98,17 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 writer.expire(now);
                 for (_, pod) in &mut pods {
                     pod.speculative.retain(|_, expires| *expires > now);
+                    pod.note_expected(&tree);
                 }
             }
         }
+        pods[at].1.note_expected(&tree);
         reader.lookup(&chain, &mut depths);
+        reader.depths(&chain, &mut dense);
         for (id, pod) in &pods {
             let truth = pod.depth(&path);
             assert_eq!(depths.depth(id.slot()), truth, "seed {seed}, operation {operation}");
+            assert_eq!(dense[id.slot().position()] as usize, truth, "the other form");
         }
     }
 }

@@ -101,7 +101,7 @@ impl Run {
         let mut acts = vec![];
         for _ in 0..1 + self.rng.below(3) {
             let act = self.act(&shadow);
-            play(&mut shadow, &act, counted);
+            play(&mut shadow, &act, counted, &self.tree);
             acts.push(act);
         }
         acts
@@ -118,18 +118,20 @@ impl Run {
                 let from = self.rng.below(path.len());
                 Act::Store { tier, nodes: path[from..].to_vec(), named: false }
             }
-            50..55 => {
+            50..58 => {
                 let known = |n: &&usize| pod.known.contains(n) && pod.has_copy(**n);
                 let fresh = |n: &&usize| !pod.mentioned.contains(n);
-                let nodes: Vec<_> = if self.rng.one_in(2) {
-                    path.iter().filter(known).copied().collect()
-                } else {
-                    path.iter().filter(fresh).copied().collect()
+                // As an engine does that offloads what it has just evicted.
+                let gone = |n: &&usize| pod.gone.contains(n);
+                let nodes: Vec<_> = match self.rng.below(3) {
+                    0 => path.iter().filter(known).copied().collect(),
+                    1 => path.iter().filter(fresh).copied().collect(),
+                    _ => self.tree.nodes().filter(|n| gone(&n)).collect(),
                 };
                 Act::Store { tier, nodes, named: true }
             }
             // Tail first, head first, or anything, held or not.
-            55..75 => {
+            58..75 => {
                 let from = self.rng.below(path.len());
                 Act::Remove { tier, nodes: path[from..].iter().rev().copied().collect() }
             }
@@ -152,7 +154,7 @@ impl Run {
     fn commit(&mut self, at: usize, acts: &[Act]) {
         let pod = &mut self.pods[at];
         for act in acts {
-            play(&mut pod.model, act, pod.next.is_some());
+            play(&mut pod.model, act, pod.next.is_some(), &self.tree);
         }
         if let Some(number) = pod.next {
             pod.log.push((number, acts.to_vec()));
@@ -237,6 +239,7 @@ impl Run {
         let pod = &mut self.pods[at];
         pod.next = sequence.map(|sequence| sequence + 1);
         pod.model.copies.clear();
+        pod.model.gone.clear();
         for (node, tier) in wanted {
             pod.model.store(node, 0, tier, true);
             pod.model.known.insert(node);
@@ -253,14 +256,19 @@ impl Run {
         }
         let mut depths = Depths::default();
         self.reader.lookup(&chain, &mut depths);
+        let mut dense = vec![7; 4_000];
+        self.reader.depths(&chain, &mut dense);
         let mut credited = 0;
         for pod in &self.pods {
             let found = depths.depth(pod.id.slot());
             let truth = pod.model.depth(&path);
             assert_eq!(found, truth, "seed {}, operation {}", self.seed, self.operations);
+            assert_eq!(dense[pod.id.slot().position()] as usize, truth, "the other form");
             credited += usize::from(truth > 0);
         }
         let reported: usize = depths.levels().map(|level| level.pods.len()).sum();
+        assert_eq!(reported, credited, "only live pods are reported; seed {}", self.seed);
+        let reported = dense.iter().filter(|depth| **depth > 0).count();
         assert_eq!(reported, credited, "only live pods are reported; seed {}", self.seed);
         assert!(depths.levels().is_sorted_by(|a, b| a.depth < b.depth));
     }
@@ -280,7 +288,8 @@ impl Run {
     }
 }
 
-fn play(pod: &mut Pod, act: &Act, counted: bool) {
+fn play(pod: &mut Pod, act: &Act, counted: bool, tree: &Tree) {
+    pod.gone.clear();
     match act {
         Act::Store { tier, nodes, named } => {
             for node in nodes {
@@ -291,9 +300,14 @@ fn play(pod: &mut Pod, act: &Act, counted: bool) {
             }
         }
         Act::Remove { tier, nodes } => {
+            let held = pod.clone();
             for node in nodes {
                 pod.remove(*node, 0, *tier, counted);
             }
+            // The content of a block whose prefix is unknown is gone with it.
+            let is_linked = |n: usize| tree.path(n).iter().all(|node| held.holds(*node));
+            let is_gone = |n: &&usize| !pod.has_copy(**n) && is_linked(**n);
+            pod.gone = nodes.iter().filter(is_gone).copied().collect();
         }
         Act::Clear => *pod = Pod::default(),
     }

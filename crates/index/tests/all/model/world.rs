@@ -67,6 +67,10 @@ impl Tree {
         self.parent.len()
     }
 
+    pub(crate) fn nodes(&self) -> std::ops::Range<usize> {
+        0..self.len()
+    }
+
     /// The nodes from the root to `node`.
     pub(crate) fn path(&self, node: usize) -> Vec<usize> {
         let mut path = vec![node];
@@ -93,7 +97,12 @@ pub(crate) struct Pod {
     pub(crate) known: HashSet<usize>,
     /// Nodes that any event mentioned.
     pub(crate) mentioned: HashSet<usize>,
+    /// Known nodes whose last copies the last event removed.
+    pub(crate) gone: HashSet<usize>,
     pub(crate) speculative: HashMap<usize, Moment>,
+    /// For nodes that are not speculative and have speculative children: the latest time at which
+    /// one of these expires, since there are any.
+    pub(crate) expected: HashMap<usize, Moment>,
 }
 
 impl Pod {
@@ -120,6 +129,42 @@ impl Pod {
                 self.copies.remove(&(node, variant, tier));
             }
         }
+    }
+
+    /// An event has stored a node.
+    pub(crate) fn confirm(&mut self, node: usize, tree: &Tree) {
+        if let Some(expires) = self.speculative.remove(&node) {
+            self.expected.insert(node, expires);
+        }
+        self.note_expected(tree);
+    }
+
+    /// Updates `expected`.
+    pub(crate) fn note_expected(&mut self, tree: &Tree) {
+        let mut until: HashMap<usize, Moment> = HashMap::new();
+        for (node, expires) in &self.speculative {
+            if let Some(parent) = tree.parent[*node]
+                && !self.speculative.contains_key(&parent)
+            {
+                let latest = until.entry(parent).or_insert(*expires);
+                *latest = (*latest).max(*expires);
+            }
+        }
+        for (node, latest) in &mut until {
+            *latest = self.expected.get(node).map_or(*latest, |before| (*latest).max(*before));
+        }
+        self.expected = until;
+    }
+
+    /// The last copy of a node that speculative nodes follow was removed: it is expected as long as
+    /// they are, if its parent is held.
+    pub(crate) fn expect_again(&mut self, node: usize, variant: u64, tree: &Tree) {
+        let Some(expires) = self.expected.get(&node).copied() else { return };
+        let holds = |node| self.copies.contains_key(&(node, variant, Tier::Gpu));
+        if !self.has_copy(node) && tree.parent[node].is_none_or(holds) {
+            self.speculative.insert(node, expires);
+        }
+        self.note_expected(tree);
     }
 
     /// The longest run of leading nodes of `path`.
