@@ -4,17 +4,17 @@ use std::time::Duration;
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds};
 use wornpath_sim::EngineProfile;
 use wornpath_sim::offline::{OfflineEngines, ThroughputBound, least_time, queue_of, rates, run};
-use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, replay};
+use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay};
 
 /// Requests that clients of an online router keep in flight, per pod. The best of the three counts:
 /// where prompts are long and the cache is tight, many clients make the longest prompts wait until
 /// the router's queue timeout.
 const CLIENTS: [usize; 3] = [8, 32, 256];
 
-const ROUND_ROBIN: (&str, &str) =
-    ("round-robin", include_str!("../../../profiles/round-robin.yaml"));
-const CACHE_AWARE: (&str, &str) =
-    ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
+const ROUND_ROBIN: ProfileText<'_> =
+    ProfileText { name: "round-robin", yaml: include_str!("../../../profiles/round-robin.yaml") };
+const CACHE_AWARE: ProfileText<'_> =
+    ProfileText { name: "cache-aware", yaml: include_str!("../../../profiles/cache-aware.yaml") };
 
 /// The result of one strategy.
 #[derive(Clone, Copy)]
@@ -101,7 +101,7 @@ impl<'a> Comparison<'a> {
         Ok(Figures { computed: result.computed_tokens, makespan: result.makespan })
     }
 
-    fn online(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Figures> {
+    fn online(&self, trace: &Trace, profile: ProfileText<'_>) -> anyhow::Result<Figures> {
         let mut best: Option<Figures> = None;
         for clients in CLIENTS {
             let figures =
@@ -109,7 +109,7 @@ impl<'a> Comparison<'a> {
             best = best.into_iter().chain(figures).min_by_key(|figures| figures.makespan);
         }
         best.ok_or_else(|| {
-            anyhow::anyhow!("{}: requests fail with every number of clients", profile.0)
+            anyhow::anyhow!("{}: requests fail with every number of clients", profile.name)
         })
     }
 
@@ -117,7 +117,7 @@ impl<'a> Comparison<'a> {
     fn replay_online(
         &self,
         trace: &Trace,
-        profile: (&str, &str),
+        profile: ProfileText<'_>,
     ) -> anyhow::Result<Option<Figures>> {
         let fleet = ReplayFleet {
             kv_tokens: self.engines.kv_tokens,

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use wornpath_sim::replay::{Summary, Trace, replay};
+use wornpath_sim::replay::{ProfileText, Summary, Trace, replay};
 
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
@@ -311,7 +311,8 @@ fn run(
             }
             let traffic = case.traffic(trace, seed);
             part.disturbance().apply(&mut fleet, &traffic);
-            let records = replay(&traffic, (&policy.name, &yaml), &fleet)?;
+            let profile = ProfileText { name: &policy.name, yaml: &yaml };
+            let records = replay(&traffic, profile, &fleet)?;
             let summary = Summary::of(&traffic, &records, case.pods);
             cache.write(&summary)?;
             done.lock().expect("no replay panics")[job] = Some(summary);

@@ -17,15 +17,12 @@ use std::time::Duration;
 use wornpath_planner::lint::lint;
 use wornpath_planner::{Cohorts, Forest, Plan, PromptGroups, Speeds};
 use wornpath_sim::offline::{self, OfflineEngines, least_time, rates};
-use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, replay};
+use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay};
 
-/// Name and text of a routing profile.
-type NamedProfile = (&'static str, &'static str);
-
-const ROUND_ROBIN: NamedProfile =
-    ("round-robin", include_str!("../../../profiles/round-robin.yaml"));
-const CACHE_AWARE: NamedProfile =
-    ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
+const ROUND_ROBIN: ProfileText<'static> =
+    ProfileText { name: "round-robin", yaml: include_str!("../../../profiles/round-robin.yaml") };
+const CACHE_AWARE: ProfileText<'static> =
+    ProfileText { name: "cache-aware", yaml: include_str!("../../../profiles/cache-aware.yaml") };
 
 /// Clients per pod when nothing is planned: this many, or as many sequences as an engine runs. The
 /// faster counts, so that a plan gets no credit for what more connections would do as well.
@@ -138,7 +135,7 @@ fn report_of(
 fn simulate_online(
     name: &'static str,
     trace: &Trace,
-    profile: NamedProfile,
+    profile: ProfileText<'static>,
     engines: &OfflineEngines,
     pods: usize,
 ) -> anyhow::Result<PlanMethod> {
@@ -164,7 +161,7 @@ fn simulate_clients(
     clients: usize,
     name: &'static str,
     mut trace: Trace,
-    profile: NamedProfile,
+    profile: ProfileText<'static>,
     fleet: &ReplayFleet,
 ) -> anyhow::Result<Option<PlanMethod>> {
     for (number, turn) in trace.turns.iter_mut().enumerate() {

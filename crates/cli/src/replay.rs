@@ -17,7 +17,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{ProfileEnv, Role};
 use wornpath_sim::replay::{
-    Percentiles, ReplayFleet, ReplayRun, Summary, Trace, html_report, replay_with_progress,
+    Percentiles, ProfileText, ReplayFleet, ReplayRun, Summary, Trace, html_report,
+    replay_with_progress,
 };
 
 /// Replay a trace against simulated engines and compare routing profiles
@@ -146,8 +147,9 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let file = path.display().to_string();
             let title = format!("{name}, run {seed} of {}", arguments.seeds);
             let bar = progress.begin(title, traffic.turns.len());
+            let profile = ProfileText { name: &file, yaml: &yaml };
             let mut watch = |ended: usize| bar.set_position(ended as u64);
-            let records = replay_with_progress(&traffic, (&file, &yaml), &fleet, &mut watch)?;
+            let records = replay_with_progress(&traffic, profile, &fleet, &mut watch)?;
             runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
             if seed == 1 && arguments.html.is_some() {
                 first_runs.push((name.clone(), traffic, records));

@@ -297,7 +297,7 @@ mod tests {
         // Pod 0 is better by less than three waiting prompts.
         let yaml = "prepare: [tokenize, block_hash]\n\
                     score:\n  - expression: {cost: \"250 * pod.kv_usage\"}\n  \
-                    - predicted_ttft: {speed: {token: 1, pair: 0}, eviction: 0, pressure_ms: 0}\n\
+                    - predicted_ttft: {speed: {token: 1, pair: 0}, waiting: 0, eviction: 0, pressure_ms: 0}\n\
                     pick: max_score\nhold: {unless: [concurrency: {prefill_tokens: 100}]}\n";
         let mut bench = HoldBench::new(2, yaml);
         bench.bench.pod(1).state().report(0, 1.0);

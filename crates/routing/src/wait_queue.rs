@@ -5,8 +5,9 @@
 //! pod gets room. The queue decides nothing about pods; it only orders the requests:
 //!
 //! 1. by priority, where waiting raises a request one priority at a time;
-//! 2. within a priority, by tenant: the tenant that got the least work is next ([`fairness`]);
-//! 3. within a tenant, by the profile's [`QueueOrder`].
+//! 2. within a priority, requests that have been due for longer than [`QueueRules::fair_for`];
+//! 3. then by tenant: the tenant that got the least work is next ([`fairness`]);
+//! 4. within a tenant, by the profile's [`QueueOrder`].
 //!
 //! No request starves: every request rises to the highest priority, tenants share it, and within a
 //! tenant a request is overtaken only by those that arrived before it was due. The length is
@@ -167,12 +168,15 @@ impl<T> WaitQueue<T> {
         mut offer: impl FnMut(&mut T) -> Option<R>,
     ) {
         self.promote(now);
+        let overdue = now.since_zero().checked_sub(self.rules.fair_for).map(Moment::at);
         let mut left = self.rules.lookahead;
         for level in (0..Priority::LEVELS).rev() {
             self.refusals.clear();
-            while left > 0
-                && let Some((tenant, key)) = self.levels[level].next_offer(&self.refusals)
-            {
+            while left > 0 {
+                let queue = &self.levels[level];
+                let first = overdue.and_then(|due| queue.next_overdue(due, &mut self.refusals));
+                let next = first.or_else(|| queue.next_offer(&self.refusals));
+                let Some((tenant, key)) = next else { break };
                 match self.offer_one(tenant, key, &mut offer) {
                     Some(accepted) => bound.push(accepted),
                     None => left -= 1,

@@ -11,7 +11,9 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_routing::Rng;
 use wornpath_sim::EngineProfile;
-use wornpath_sim::replay::{ReplayFleet, Summary, Trace, TraceStart, TraceTurn, replay};
+use wornpath_sim::replay::{
+    ProfileText, ReplayFleet, Summary, Trace, TraceStart, TraceTurn, replay,
+};
 
 /// Prompts of 2 to 20 blocks after one of 20,000 shared prefixes of 8, popular ones more often.
 fn traffic(requests: usize, pods: usize) -> Trace {
@@ -49,7 +51,7 @@ fn main() {
     let trace = traffic(requests, pods);
     let fleet = ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), pods, 1);
     let start = std::time::Instant::now();
-    let records = replay(&trace, (path, &yaml), &fleet).unwrap();
+    let records = replay(&trace, ProfileText { name: path, yaml: &yaml }, &fleet).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     let micros = seconds * 1e6 / requests as f64;
     println!(

@@ -18,6 +18,7 @@ mod trace;
 
 pub use background::{BackgroundLoad, BackgroundResult};
 pub use report::{ReplayRun, html_report};
+pub use router::ProfileText;
 pub use run::{ReplayFleet, RequestRecord, replay, replay_with_background, replay_with_progress};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Trace, TraceError, TraceStart, TraceTurn};

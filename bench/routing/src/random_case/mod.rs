@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use wornpath_sim::replay::replay;
+use wornpath_sim::replay::{ProfileText, replay};
 
 pub(crate) use judge::{bars, rows, table};
 
@@ -119,7 +119,7 @@ fn judged(
             return Ok(None);
         }
         let traffic = traffic.get_or_insert_with(|| traffic::traffic(&axes, &fleet));
-        let records = replay(traffic, (&policy.name, &yaml), &fleet)?;
+        let records = replay(traffic, ProfileText { name: &policy.name, yaml: &yaml }, &fleet)?;
         let measured = Measured::of(traffic, &records, &fleet);
         cache.write(&measured)?;
         figures.push(measured);

@@ -29,6 +29,12 @@ pub(crate) const PLUGIN: Plugin = Plugin {
              measured pass.",
         ),
         Parameter::optional(
+            "at_most_steps",
+            Takes::Number(0.0, 1000.0),
+            "The same limit in engine steps full of prompts: with `1`, the next step is already there while one is computed, \
+             on engines of any speed. The higher of the two limits applies.",
+        ),
+        Parameter::optional(
             "waiting",
             Takes::Whole(0, 4_294_967_295),
             "Limit on the requests queued inside the engine, as it reports them.",
@@ -52,6 +58,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 struct Backlog {
     speeds: PodSpeeds,
     max_pending_ms: f64,
+    max_pending_steps: f64,
     max_queued: u32,
     max_kv_usage: Option<f64>,
     held: Option<HeldDepth>,
@@ -61,6 +68,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
     Ok(Box::new(Backlog {
         speeds: speeds(assembly)?,
         max_pending_ms: assembly.get("at_most_ms"),
+        max_pending_steps: assembly.maybe("at_most_steps").unwrap_or(0.0),
         max_queued: assembly.maybe("waiting").unwrap_or(u32::MAX),
         max_kv_usage: assembly.maybe("room"),
         held: assembly.blueprint.reads_if_written().map(|blocks| HeldDepth { blocks }),
@@ -68,10 +76,14 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 }
 
 impl Backlog {
+    /// The milliseconds of prefill that the pod has pending, and their limit.
     #[inline]
-    fn pending_ms(&self, decision: &Decision<'_>, pod: &FleetPod) -> f64 {
+    fn pending_ms(&self, decision: &Decision<'_>, pod: &FleetPod) -> (f64, f64) {
         let speed = self.speeds.of(pod.facts().engine.as_ref());
-        speed.backlog(pod, self.speeds.slowdown(pod, speed), decision.now())
+        let slowdown = self.speeds.slowdown(pod, speed);
+        let step = slowdown.prefill * speed.prefill(speed.step_tokens, 0.0);
+        let limit = self.max_pending_ms.max(self.max_pending_steps * step);
+        (speed.backlog(pod, slowdown, decision.now()), limit)
     }
 
     /// The share of the pod's KV cache that will be in use: its report, its pending prefill and
@@ -99,7 +111,8 @@ impl Filter for Backlog {
                 pod.state().requests() == 0 || self.kv_usage_with(decision, pod) <= limit
             });
             let is_soon = || {
-                !self.speeds.is_known(pod) || self.pending_ms(decision, pod) <= self.max_pending_ms
+                let (pending, limit) = self.pending_ms(decision, pod);
+                !self.speeds.is_known(pod) || pending <= limit
             };
             *keep = !queues && fits && is_soon();
         }
@@ -107,13 +120,12 @@ impl Filter for Backlog {
 
     fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
         let pod = decision.pod(candidate);
-        let pending = self.pending_ms(decision, pod);
+        let (pending, limit) = self.pending_ms(decision, pod);
         let queued = pod.state().waiting();
         let usage = 100.0 * self.kv_usage_with(decision, pod);
         format!(
-            "{pending:.0} ms of prefill pending (limit {:.0} ms), {queued} requests queued in the engine, \
-             KV cache would be {usage:.0}% full",
-            self.max_pending_ms
+            "{pending:.0} ms of prefill pending (limit {limit:.0} ms), {queued} requests queued in the engine, \
+             KV cache would be {usage:.0}% full"
         )
     }
 
@@ -157,6 +169,24 @@ mod tests {
         };
         // 20,000 tokens take 319 ms, their squares 7 ms or 150 ms.
         assert_eq!((kept(300), kept(330), kept(470)), (vec![], vec![0], vec![0, 1]));
+    }
+
+    #[test]
+    fn a_limit_in_steps_is_as_many_tokens_on_a_slow_engine_as_on_a_fast_one() {
+        let engine = |engine: &str| PodFacts {
+            engine: Some(engine.into()),
+            ..PodFacts::serving(engine, "m")
+        };
+        let harness = Harness::with(vec![engine("8b-h200"), engine("70b-h100x4")]);
+        let send =
+            |tokens| [0, 1].map(|pod| Reservation::new(harness.pod_state(pod), tokens, tokens));
+        let _pending = send(7000);
+        let kept = |yaml| harness.run(&[], Stage::Filter, yaml).kept();
+        assert_eq!(kept("backlog: {at_most_ms: 150}"), [0], "it takes 130 ms or 806 ms");
+        assert_eq!(kept("backlog: {at_most_steps: 1}"), [0, 1]);
+        let _more = send(3000);
+        assert_eq!(kept("backlog: {at_most_steps: 1}"), [0_usize; 0]);
+        assert_eq!(kept("backlog: {at_most_steps: 2}"), [0, 1]);
     }
 
     #[test]

@@ -4,16 +4,16 @@
 //! decoding request and fill the rest of a token budget with prompts, first come, first served.
 //! [`EngineSpeed`] has the time of a step.
 //!
-//! The predicted time to first token is the sum of [`CostTerms::queued`], [`CostTerms::own`] and
-//! [`CostTerms::steps`]. The other terms are prices: what the placement costs other requests. Their
-//! weights were found on replayed traces; the model does not derive them.
+//! The predicted time to first token is the sum of [`CostTerms::queued`], [`CostTerms::held`],
+//! [`CostTerms::own`] and [`CostTerms::steps`]. The other terms are prices: what the placement costs
+//! other requests. They count the same milliseconds, each as often as it delays a request.
 
 use super::engine_speed::{EngineSpeed, Slowdown};
 
-/// The price of a miss is in proportion to how full the KV cache is: a cache with free space holds
-/// another copy of a prefix at the expense of no other. It still takes the time to compute it, so
-/// this share is the least. It also keeps requests together that come with one new prefix at once.
-const LEAST_MISS_SHARE: f64 = 0.1;
+/// A cache with free space holds another copy of a prefix at the expense of no other, so the price
+/// of an eviction is in proportion to how full it is. This share is the least: it keeps requests
+/// together that come with one new prefix at once.
+const LEAST_EVICTED_SHARE: f64 = 0.1;
 
 /// Tokens that the request would bring to the pod.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +39,8 @@ pub(crate) struct PodLoad {
     /// The share of the KV cache that holds prompts, in use or not; 1 if unknown.
     pub(crate) cached_share: f64,
     pub(crate) slowdown: Slowdown,
-    /// Requests in flight.
-    pub(crate) requests: f64,
+    /// Requests in flight whose prompt is not computed yet.
+    pub(crate) waiting: f64,
     /// Requests in flight that already decode.
     pub(crate) decoding: f64,
     /// Tokens in the contexts of the decoding requests.
@@ -54,14 +54,14 @@ pub(crate) struct PodLoad {
 /// Weights of the terms that price the effect on other requests.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Prices {
-    /// How many times the request's prefill counts again: other requests wait behind a miss.
-    pub(crate) miss: f64,
-    /// The probability that evicted tokens must be computed again.
+    /// What a millisecond counts by which a waiting request is delayed.
+    pub(crate) waiting: f64,
+    /// What a millisecond counts by which a decoding request is delayed.
+    pub(crate) decoding: f64,
+    /// The probability that an evicted token must be computed again.
     pub(crate) eviction: f64,
     /// The price of a full KV cache, in milliseconds.
     pub(crate) pressure: f64,
-    /// The share of the request's own time that each request in flight is delayed by.
-    pub(crate) interference: f64,
 }
 
 /// The cost of a placement, term by term, in milliseconds.
@@ -75,14 +75,14 @@ pub(crate) struct CostTerms {
     pub(crate) own: f64,
     /// The rest of the steps' time, decoding included.
     pub(crate) steps: f64,
-    /// Delay of other requests behind a cache miss.
-    pub(crate) miss: f64,
+    /// Delay of the requests that will wait behind this one.
+    pub(crate) waiting: f64,
+    /// Delay of the requests that decode.
+    pub(crate) decoding: f64,
     /// Recomputation of what the placement evicts.
     pub(crate) eviction: f64,
     /// The rise in KV cache pressure.
     pub(crate) pressure: f64,
-    /// Slower decoding of the requests in flight.
-    pub(crate) interference: f64,
 }
 
 impl CostTerms {
@@ -92,10 +92,10 @@ impl CostTerms {
             + self.held
             + self.own
             + self.steps
-            + self.miss
+            + self.waiting
+            + self.decoding
             + self.eviction
             + self.pressure
-            + self.interference
     }
 }
 
@@ -120,24 +120,22 @@ pub(crate) fn terms(
     let running = if load.reported > 0.0 { load.reported } else { load.contexts };
     let used = (running + load.pending + load.held_tokens) / kv;
     let after = used + (new + output) / kv;
-    // An engine keeps blocks until it needs the space, so a warm cache evicts as much as it admits.
-    // The more of it is in use, the more recent are the blocks that it evicts.
-    let evicted = (new + output) * used.min(1.0);
     // Prices count work, not the pod's own time: if the slowdown counted here too, a slow pod would
     // get no requests, and the KV caches of the other pods could not hold everything.
-    let delay = work + speed.sequence + speed.context * prompt;
     CostTerms {
         queued: load.queued,
         held: load.held,
         own: load.slowdown.prefill * work,
         steps: load.slowdown.steps * steps * step,
-        miss: prices.miss * load.cached_share.clamp(LEAST_MISS_SHARE, 1.0) * work,
-        eviction: prices.eviction * speed.token * evicted,
+        // By Little's law as many requests come while the pod works off its queue as wait in it
+        // now, and each of them waits longer by this prompt's work.
+        waiting: prices.waiting * load.waiting * work,
+        decoding: prices.decoding * load.decoding * work,
+        // An engine keeps blocks until it needs the space, so a full cache evicts as much as is
+        // computed.
+        eviction: prices.eviction * load.cached_share.clamp(LEAST_EVICTED_SHARE, 1.0) * work,
         // The twelfth power is near zero at half and one when full (found on replayed traces).
         pressure: prices.pressure * (after.powi(12) - used.powi(12)),
-        // All requests in flight decode beside this prompt: those queued before it are computed by
-        // then.
-        interference: prices.interference * load.requests * delay,
     }
 }
 
@@ -162,7 +160,7 @@ mod tests {
         }
     }
 
-    const FREE: Prices = Prices { miss: 0.0, eviction: 0.0, pressure: 0.0, interference: 0.0 };
+    const FREE: Prices = Prices { waiting: 0.0, decoding: 0.0, eviction: 0.0, pressure: 0.0 };
     const IDLE: PodLoad = PodLoad {
         pending: 0.0,
         queued: 0.0,
@@ -170,7 +168,7 @@ mod tests {
         held_tokens: 0.0,
         cached_share: 1.0,
         slowdown: Slowdown { prefill: 1.0, steps: 1.0 },
-        requests: 0.0,
+        waiting: 0.0,
         decoding: 0.0,
         contexts: 0.0,
         reported: 0.0,
@@ -211,27 +209,31 @@ mod tests {
 
     #[test]
     fn prices_count_only_if_set_and_grow_with_misses_evictions_and_load() {
-        let prices = Prices { miss: 1.0, eviction: 0.5, pressure: 10_000.0, interference: 0.006 };
-        let half = PodLoad { reported: 470_000.0, requests: 20.0, ..IDLE };
-        let full = PodLoad { reported: 930_000.0, requests: 20.0, ..IDLE };
+        let prices = Prices { waiting: 1.0, decoding: 0.02, eviction: 1.0, pressure: 10_000.0 };
+        let busy = PodLoad { waiting: 3.0, decoding: 20.0, ..IDLE };
+        let half = PodLoad { reported: 470_000.0, cached_share: 0.5, ..busy };
+        let full = PodLoad { reported: 930_000.0, ..busy };
         let at_half = cost(&prices, 8000.0, half);
         let at_full = cost(&prices, 8000.0, full);
-        assert!((at_half.miss - at_half.own).abs() < 1e-9);
+        assert!((at_half.waiting - 3.0 * at_half.own).abs() < 1e-9, "three wait longer by it");
+        assert!((at_half.decoding - 0.02 * 20.0 * at_half.own).abs() < 1e-9);
+        assert!((at_half.eviction - 0.5 * at_half.own).abs() < 1e-9);
+        assert!((at_full.eviction - at_full.own).abs() < 1e-9);
         assert!(at_half.pressure < 25.0 && at_full.pressure > 800.0, "{at_half:?} {at_full:?}");
-        assert!(at_full.eviction > at_half.eviction && at_half.eviction > 0.0);
-        assert!(at_half.interference > cost(&prices, 100.0, half).interference);
+        assert!(at_half.waiting > cost(&prices, 100.0, half).waiting);
         let free = cost(&FREE, 8000.0, full);
         assert_eq!(free.total(), free.queued + free.own + free.steps);
     }
 
     #[test]
     fn a_slow_pod_takes_longer_but_its_prices_are_those_of_a_fast_one() {
-        let prices = Prices { miss: 1.5, interference: 0.005, ..FREE };
-        let busy = PodLoad { requests: 20.0, decoding: 20.0, ..IDLE };
+        let prices = Prices { waiting: 1.0, decoding: 0.02, eviction: 1.0, ..FREE };
+        let busy = PodLoad { waiting: 2.0, decoding: 20.0, ..IDLE };
         let slow = PodLoad { slowdown: Slowdown { prefill: 2.0, steps: 4.0 }, ..busy };
         let fast = cost(&prices, 5000.0, busy);
         let slow = cost(&prices, 5000.0, slow);
         assert_eq!((slow.own, slow.steps), (2.0 * fast.own, 4.0 * fast.steps));
-        assert_eq!((slow.miss, slow.interference), (fast.miss, fast.interference));
+        assert_eq!((slow.waiting, slow.decoding), (fast.waiting, fast.decoding));
+        assert_eq!(slow.eviction, fast.eviction);
     }
 }

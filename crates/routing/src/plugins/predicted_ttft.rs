@@ -16,8 +16,8 @@ use crate::stage::{Decision, HeldDepth, Scale, Score};
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "predicted_ttft",
     summary: "Predicted time to first token in milliseconds: the pod's pending prefill, the request's uncached tokens \
-              and the engine steps with their decoding requests; plus prices for cache misses, evictions, KV cache \
-              pressure and interference with other requests. Less is better.",
+              and the engine steps with their decoding requests; plus what the request costs others, in the same \
+              milliseconds. Less is better.",
     parameters: &[
         ENGINE,
         SPEED,
@@ -29,33 +29,35 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "Expected output tokens until the pod's own responses give an average, unless the request allows fewer.",
         ),
         Parameter::with_default(
-            "miss",
+            "waiting",
             Takes::Number(0.0, 100.0),
-            "0",
-            "How many times the request's own prefill counts again, because other requests wait for it.",
+            "1",
+            "What a millisecond counts by which the request's prefill delays another that waits: as many requests as the \
+             pod has waiting now.",
+        ),
+        Parameter::with_default(
+            "decoding",
+            Takes::Number(0.0, 100.0),
+            "0.02",
+            "What a millisecond counts by which the request's prefill delays a request that decodes.",
         ),
         Parameter::with_default(
             "eviction",
-            Takes::Number(0.0, 1.0),
-            "0.5",
-            "The probability that an evicted block must be computed again.",
+            Takes::Number(0.0, 100.0),
+            "1",
+            "How many tokens must be computed again for each token that the pod computes and that evicts another; in \
+             proportion to how full its KV cache is.",
         ),
         Parameter::with_default(
             "pressure_ms",
             Takes::Number(0.0, 1e9),
             "10000",
-            "Milliseconds that a full KV cache costs; a half-full one costs nearly nothing.",
-        ),
-        Parameter::with_default(
-            "interference",
-            Takes::Number(0.0, 1.0),
-            "0",
-            "The share of the request's own time that counts once for each request in flight on the pod.",
+            "Milliseconds that a KV cache full of running requests costs; a half-full one costs nearly nothing.",
         ),
     ],
     needs: &[],
     conflicts: &[],
-    example: "predicted_ttft: {engine: 70b-h100x4, miss: 1, interference: 0.006}",
+    example: "predicted_ttft: {engine: 70b-h100x4, decoding: 0.05}",
     make: Make::Score(make),
 };
 
@@ -69,10 +71,10 @@ struct PredictedTtft {
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let speeds = speeds(assembly)?;
     let prices = Prices {
-        miss: assembly.get("miss"),
+        waiting: assembly.get("waiting"),
+        decoding: assembly.get("decoding"),
         eviction: assembly.get("eviction"),
         pressure: assembly.get("pressure_ms"),
-        interference: assembly.get("interference"),
     };
     Ok(Box::new(PredictedTtft {
         held: assembly.held(),
@@ -85,6 +87,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> 
 #[inline]
 fn pod_load(pod: &FleetPod, speed: &EngineSpeed, slowdown: Slowdown, now: Moment) -> PodLoad {
     let pod_state = pod.state();
+    let [requests, decoding] = [pod_state.requests(), pod_state.decoding()];
     let kv_tokens = pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64);
     PodLoad {
         pending: pod_state.prefill_tokens() as f64,
@@ -94,8 +97,8 @@ fn pod_load(pod: &FleetPod, speed: &EngineSpeed, slowdown: Slowdown, now: Moment
         held_tokens: pod_state.held_tokens() as f64,
         cached_share: pod_state.cached_tokens().map_or(1.0, |tokens| tokens as f64 / kv_tokens),
         slowdown,
-        requests: f64::from(pod_state.requests()),
-        decoding: f64::from(pod_state.decoding()),
+        waiting: f64::from(requests.saturating_sub(decoding)),
+        decoding: f64::from(decoding),
         contexts: pod_state.decode_tokens() as f64,
         reported: pod_state.kv_usage() * kv_tokens,
         kv_tokens,
@@ -137,7 +140,7 @@ mod tests {
     use wornpath_index::Moment;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
-    const PLAIN: &str = "predicted_ttft: {eviction: 0, pressure_ms: 0}";
+    const PLAIN: &str = "predicted_ttft: {waiting: 0, decoding: 0, eviction: 0, pressure_ms: 0}";
 
     #[test]
     fn cached_tokens_and_pending_prefill_decide_between_equal_pods() {
@@ -180,12 +183,12 @@ mod tests {
         let learnt = scores(PLAIN);
         assert!(learnt[0] > 1.7 * learnt[1], "{learnt:?}");
         let fixed =
-            scores("predicted_ttft: {eviction: 0, pressure_ms: 0, rates: fixed, engine: 8b-h200}");
+            scores("predicted_ttft: {waiting: 0, eviction: 0, rates: fixed, engine: 8b-h200}");
         assert_eq!(fixed[0], fixed[1]);
     }
 
     #[test]
-    fn a_miss_costs_more_than_its_own_time_only_as_far_as_the_cache_is_full() {
+    fn a_miss_costs_more_than_its_own_time_as_far_as_it_evicts_others() {
         let facts = |name| PodFacts { kv_tokens: Some(10_000), ..PodFacts::serving(name, "m") };
         let harness = Harness::with(vec![facts("a"), facts("b")]).prompt(&[7; 2000]);
         harness.pod_state(0).set_cached_tokens(1_000);
@@ -195,7 +198,7 @@ mod tests {
             scores[1] - scores[0]
         };
         let work = 0.01594 * 2000.0 + 3.74e-7 * 4e6;
-        let yaml = "predicted_ttft: {eviction: 0, pressure_ms: 0, miss: 1}";
+        let yaml = "predicted_ttft: {pressure_ms: 0}";
         assert!((extra(yaml) - 0.5 * work).abs() < 1e-9, "{}", extra(yaml));
         assert_eq!(extra(PLAIN), 0.0);
     }

@@ -62,6 +62,12 @@ pub(crate) const HOLD: &[Parameter] = &[
         "10",
         "With `shortest_first`: how many times its own cost a request lets shorter ones pass.",
     ),
+    Parameter::optional(
+        "fair_for",
+        Takes::Time,
+        "Where tenants share the queue, the one that got the least work goes first. A request that has been due for this \
+         long goes before the later ones of all tenants: at once with `0s`, never without this setting.",
+    ),
     Parameter::with_default(
         "promote_after",
         Takes::Time,
@@ -223,6 +229,7 @@ fn holding(node: Option<&Node>, blueprint: &mut Blueprint, view: &mut ProfileVie
         rules: QueueRules {
             capacity: settings.or("capacity", defaults.capacity),
             order,
+            fair_for: settings.or("fair_for", defaults.fair_for),
             promote_after,
             lookahead: settings.or("lookahead", defaults.lookahead),
         },

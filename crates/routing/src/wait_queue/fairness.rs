@@ -5,6 +5,9 @@
 //! own virtual time, whichever is later: being idle neither saves up work nor sheds it. Deficit
 //! round robin would do as well, but must visit tenants that cannot afford their next request.
 //!
+//! A tenant with much work would wait without end while the others always have some. So requests
+//! that have been due for long go first, whatever tenant they are of.
+//!
 //! An idle tenant is kept only while its virtual time is ahead of the clock, and at most
 //! [`MOST_IDLE`] of them; an empty level keeps none.
 
@@ -31,6 +34,8 @@ pub(super) struct PriorityLevel {
     /// Tenants without requests whose virtual time is ahead of the clock.
     idle: BTreeSet<(Duration, Tenant)>,
     clock: Duration,
+    /// The requests of all tenants, by the moment they are due.
+    due: BTreeSet<(FairnessKey, Tenant)>,
 }
 
 #[derive(Debug, Default)]
@@ -40,9 +45,13 @@ struct TenantQueue {
     keys: BTreeSet<FairnessKey>,
 }
 
-/// The refused offers of one poll, by tenant.
+/// The refused offers of one poll.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Vec<Refused>);
+pub(super) struct Refusals {
+    by_tenant: Vec<Refused>,
+    /// The last that was offered because it had been due for long.
+    last_overdue: Option<(FairnessKey, Tenant)>,
+}
 
 #[derive(Debug)]
 struct Refused {
@@ -65,9 +74,11 @@ impl PriorityLevel {
             self.active.insert((queue.served, tenant));
         }
         queue.keys.insert(key);
+        self.due.insert((key, tenant));
     }
 
     pub(super) fn remove(&mut self, tenant: Tenant, key: FairnessKey) {
+        self.due.remove(&(key, tenant));
         let Some(queue) = self.tenants.get_mut(&tenant) else { return };
         if queue.keys.remove(&key) && queue.keys.is_empty() {
             self.active.remove(&(queue.served, tenant));
@@ -86,6 +97,21 @@ impl PriorityLevel {
         self.remove(entry.tenant, key);
     }
 
+    /// The next request that was due by `overdue`, of whatever tenant.
+    pub(super) fn next_overdue(
+        &self,
+        overdue: Moment,
+        refusals: &mut Refusals,
+    ) -> Option<(Tenant, FairnessKey)> {
+        let next = match refusals.last_overdue {
+            Some(last) => self.due.range((Excluded(last), Unbounded)).next(),
+            None => self.due.first(),
+        };
+        let (key, tenant) = *next.filter(|((due, _), _)| *due <= overdue)?;
+        refusals.last_overdue = Some((key, tenant));
+        Some((tenant, key))
+    }
+
     /// The request that a poll offers next. Tenants with fewer refusals come first, so that one
     /// tenant's requests, which often want the same pod, do not use up the poll.
     pub(super) fn next_offer(&self, refusals: &Refusals) -> Option<(Tenant, FairnessKey)> {
@@ -93,7 +119,7 @@ impl PriorityLevel {
         if let Some((_, tenant)) = fresh {
             return Some((*tenant, *self.tenants.get(tenant)?.keys.first()?));
         }
-        let again = refusals.0.iter().filter_map(|Refused { tenant, times, last }| {
+        let again = refusals.by_tenant.iter().filter_map(|Refused { tenant, times, last }| {
             let queue = self.tenants.get(tenant)?;
             let key = queue.keys.range((Excluded(*last), Unbounded)).next()?;
             Some(((*times, queue.served, *tenant), *key))
@@ -125,20 +151,21 @@ impl PriorityLevel {
 
 impl Refusals {
     pub(super) fn add(&mut self, tenant: Tenant, key: FairnessKey) {
-        match self.0.iter_mut().find(|refused| refused.tenant == tenant) {
+        match self.by_tenant.iter_mut().find(|refused| refused.tenant == tenant) {
             Some(refused) => {
                 refused.times += 1;
                 refused.last = key;
             }
-            None => self.0.push(Refused { tenant, times: 1, last: key }),
+            None => self.by_tenant.push(Refused { tenant, times: 1, last: key }),
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.by_tenant.clear();
+        self.last_overdue = None;
     }
 
     fn has(&self, tenant: Tenant) -> bool {
-        self.0.iter().any(|refused| refused.tenant == tenant)
+        self.by_tenant.iter().any(|refused| refused.tenant == tenant)
     }
 }

@@ -111,6 +111,9 @@ pub struct QueueRules {
     pub capacity: usize,
     /// The order of a tenant's requests of equal priority.
     pub order: QueueOrder,
+    /// How long after it is due a request can still be passed by those of other tenants. Then the
+    /// requests of all tenants go in the order in which they are due.
+    pub fair_for: Duration,
     /// Waiting this long raises a request by one priority.
     pub promote_after: Duration,
     /// How many refused offers end a poll: bounds the cost of a poll when no pod has room.
@@ -122,6 +125,7 @@ impl Default for QueueRules {
         Self {
             capacity: 4096,
             order: QueueOrder::ShortestFirst { patience: 10.0 },
+            fair_for: Duration::MAX,
             promote_after: Duration::from_secs(10),
             lookahead: 16,
         }

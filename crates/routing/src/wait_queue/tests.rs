@@ -102,6 +102,7 @@ impl Model {
 
     fn poll(&mut self, now: Moment, accept: impl Fn(usize) -> bool) -> Vec<usize> {
         self.promote(now);
+        let overdue = now.since_zero().checked_sub(self.rules.fair_for).map(Moment::at);
         let mut left = self.rules.lookahead;
         let mut bound = vec![];
         let mut refused = vec![];
@@ -110,14 +111,19 @@ impl Model {
                 let times = |t: Tenant| {
                     refused.iter().filter(|(l, tenant, _)| (*l, *tenant) == (level, t)).count()
                 };
-                let next = self
-                    .entries
-                    .iter()
-                    .filter(|e| e.level == level && !refused.iter().any(|(_, _, id)| *id == e.id))
-                    .min_by_key(|e| {
+                let offered = || {
+                    self.entries.iter().filter(|e| {
+                        e.level == level && !refused.iter().any(|(_, _, id)| *id == e.id)
+                    })
+                };
+                let is_overdue = |e: &&Entry| overdue.is_some_and(|time| e.due <= time);
+                let first = offered().filter(is_overdue).min_by_key(|e| (e.due, e.id));
+                let next = first.or_else(|| {
+                    offered().min_by_key(|e| {
                         let tenant = e.waiting.tenant;
                         (times(tenant), self.levels[level].1[&tenant], tenant, e.due, e.id)
-                    });
+                    })
+                });
                 let Some(entry) = next.cloned() else { break };
                 if !accept(entry.id) {
                     refused.push((level, entry.waiting.tenant, entry.id));
@@ -177,10 +183,12 @@ proptest! {
         order in order(),
         capacity in 1..20_usize,
         lookahead in 1..12_usize,
+        fair_for in prop_oneof![Just(Duration::MAX), (0..200_u64).prop_map(ms)],
         promote_after in 20..500_u64,
         steps in prop::collection::vec(step(), 0..120),
     ) {
-        let rules = QueueRules { capacity, order, promote_after: ms(promote_after), lookahead };
+        let promote_after = ms(promote_after);
+        let rules = QueueRules { capacity, order, fair_for, promote_after, lookahead };
         let mut queue = WaitQueue::new(rules).unwrap();
         let mut model =
             Model { rules, entries: vec![], levels: Default::default(), pushed: 0 };
@@ -362,4 +370,26 @@ fn cancelled_requests_are_not_offered_and_expired_ones_come_back_once() {
     assert_eq!(queue.pop_expired(Moment::from_millis(5)), Some("late"));
     assert_eq!(queue.pop_expired(Moment::from_millis(5)), None);
     assert!(queue.is_empty() && queue.next_wakeup().is_none());
+}
+
+#[test]
+fn a_request_of_a_busy_tenant_is_passed_by_those_of_others_only_until_it_is_overdue() {
+    let rules =
+        QueueRules { order: QueueOrder::Arrival, fair_for: ms(1000), ..QueueRules::default() };
+    let mut queue = WaitQueue::new(rules).unwrap();
+    for at in [0, 100, 200] {
+        queue.push(Moment::from_millis(at), waiting(1, 4, 50), ("busy", at)).unwrap();
+    }
+    let served = |queue: &mut WaitQueue<(&'static str, u64)>, at| {
+        queue.push(Moment::from_millis(at), waiting(2, 4, 50), ("other", at)).unwrap();
+        let mut bound = vec![];
+        let mut has_room = true;
+        queue.poll(Moment::from_millis(at), &mut bound, |_| {
+            std::mem::take(&mut has_room).then_some(())
+        });
+        bound[0].0
+    };
+    assert_eq!(served(&mut queue, 300), ("busy", 0), "neither has been served");
+    assert_eq!(served(&mut queue, 400), ("other", 300), "the busy tenant has been served");
+    assert_eq!(served(&mut queue, 1100), ("busy", 100), "it is overdue");
 }

@@ -4,6 +4,7 @@
 //! an [`OnlinePriority`] limit how many are in flight, and a profile of its own routes them and may
 //! hold them in the wait queue.
 
+use super::router::ProfileText;
 use super::trace::{Trace, TraceTurn};
 use crate::engine::SimEngine;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ pub struct BackgroundLoad<'a> {
     pub trace: &'a Trace,
     /// The plan for them, over the pods of the fleet.
     pub plan: Plan,
-    /// The profile that routes planned requests: a name and YAML.
-    pub profile: (&'a str, &'a str),
+    /// The profile that routes planned requests.
+    pub profile: ProfileText<'a>,
     /// Maximum of planned requests in flight on one pod.
     pub window: usize,
     /// How planned requests give way to clients.

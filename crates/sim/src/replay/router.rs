@@ -18,6 +18,15 @@ use wornpath_routing::{
     PodFacts, Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
+/// A routing profile that is not assembled yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProfileText<'a> {
+    /// Its name, for problems.
+    pub name: &'a str,
+    /// Its YAML.
+    pub yaml: &'a str,
+}
+
 /// The only model of a replay.
 const MODEL: &str = "replayed";
 
@@ -84,8 +93,7 @@ pub(super) struct Router {
 impl Router {
     /// Creates a router in front of `pods` idle engines with empty caches.
     pub(super) fn new(
-        name: &str,
-        yaml: &str,
+        ProfileText { name, yaml }: ProfileText<'_>,
         settings: RouterSettings<'_>,
     ) -> Result<Self, Problems> {
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, settings.block_size, None));
@@ -143,7 +151,10 @@ impl Router {
     }
 
     /// Checks a profile for planned requests.
-    pub(super) fn planned_profile(&self, name: &str, yaml: &str) -> Result<Arc<Profile>, Problems> {
+    pub(super) fn planned_profile(
+        &self,
+        ProfileText { name, yaml }: ProfileText<'_>,
+    ) -> Result<Arc<Profile>, Problems> {
         let models = Arc::clone(&self.models);
         let env = ProfileEnv { models, ..ProfileEnv::default() };
         Ok(Arc::new(Profile::check(name, yaml, &env)?))

@@ -1,7 +1,9 @@
 //! The event loop: arrivals, engines, cache events and the wait queue, ordered by virtual time.
 
 use super::background::{Background, BackgroundLoad, BackgroundResult, OBSERVE_INTERVAL};
-use super::router::{NumberedTurn, Router, RouterOutcome, RouterSettings, is_cache_event};
+use super::router::{
+    NumberedTurn, ProfileText, Router, RouterOutcome, RouterSettings, is_cache_event,
+};
 use super::trace::{Trace, TraceStart, TraceTurn};
 use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
 use crate::profile::EngineProfile;
@@ -113,7 +115,7 @@ struct ReplayState<'a> {
     on_progress: &'a mut dyn FnMut(usize),
 }
 
-/// Replays a trace with a routing profile (its name and YAML). Returns a record for each request.
+/// Replays a trace with a routing profile. Returns a record for each request.
 ///
 /// # Errors
 /// If the profile is not valid.
@@ -122,7 +124,7 @@ struct ReplayState<'a> {
 /// If there are no pods, or more than the index has room for.
 pub fn replay(
     trace: &Trace,
-    profile: (&str, &str),
+    profile: ProfileText<'_>,
     fleet: &ReplayFleet,
 ) -> Result<Vec<RequestRecord>, Problems> {
     replay_with_progress(trace, profile, fleet, &mut |_| {})
@@ -137,7 +139,7 @@ pub fn replay(
 /// If there are no pods, or more than the index has room for.
 pub fn replay_with_progress(
     trace: &Trace,
-    profile: (&str, &str),
+    profile: ProfileText<'_>,
     fleet: &ReplayFleet,
     on_progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<RequestRecord>, Problems> {
@@ -153,7 +155,7 @@ pub fn replay_with_progress(
 /// If there are no pods, or more than the index has room for.
 pub fn replay_with_background(
     trace: &Trace,
-    profile: (&str, &str),
+    profile: ProfileText<'_>,
     fleet: &ReplayFleet,
     background: BackgroundLoad<'_>,
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
@@ -162,7 +164,7 @@ pub fn replay_with_background(
 
 fn run_replay<'a>(
     trace: &'a Trace,
-    (name, yaml): (&str, &str),
+    profile: ProfileText<'_>,
     fleet: &ReplayFleet,
     background: Option<BackgroundLoad<'a>>,
     on_progress: &'a mut dyn FnMut(usize),
@@ -188,13 +190,13 @@ fn run_replay<'a>(
         seed: fleet.seed,
     };
     let router = |number| {
-        Router::new(name, yaml, RouterSettings { seed: fleet.seed + number as u64, ..settings })
+        Router::new(profile, RouterSettings { seed: fleet.seed + number as u64, ..settings })
     };
     let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<Vec<_>, _>>()?;
     let mut turns = trace.turns.len();
     let background = match background {
         Some(load) => {
-            let profile = routers[0].planned_profile(load.profile.0, load.profile.1)?;
+            let profile = routers[0].planned_profile(load.profile)?;
             turns += load.trace.turns.len();
             Some(Background::new(load, profile, fleet.engine.max_step_tokens()))
         }

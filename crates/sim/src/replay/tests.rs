@@ -7,8 +7,12 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_routing::Rng;
 
-const LEAST_LOAD: &str = include_str!("../../../../profiles/least-load.yaml");
-const CACHE_AWARE: &str = include_str!("../../../../profiles/cache-aware.yaml");
+const LEAST_LOAD: ProfileText<'_> =
+    ProfileText { name: "least-load", yaml: include_str!("../../../../profiles/least-load.yaml") };
+const CACHE_AWARE: ProfileText<'_> = ProfileText {
+    name: "cache-aware",
+    yaml: include_str!("../../../../profiles/cache-aware.yaml"),
+};
 
 const BLOCK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
@@ -46,7 +50,7 @@ fn one_engine_with_an_unlimited_cache_reaches_the_ideal_hits() {
     // Far apart, so that a session has ended before the next begins.
     let trace = conversations(40, Duration::from_secs(60));
     let fleet = ReplayFleet { kv_tokens: Some(usize::MAX >> 16), ..fleet(1) };
-    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet).unwrap();
+    let records = replay(&trace, LEAST_LOAD, &fleet).unwrap();
     let found: u64 = records.iter().map(|record| record.cached_tokens as u64).sum();
     assert!(found > 0);
     assert_eq!(found, trace.ideal_hit_tokens());
@@ -55,7 +59,7 @@ fn one_engine_with_an_unlimited_cache_reaches_the_ideal_hits() {
 #[test]
 fn every_request_finishes_and_sessions_keep_their_order() {
     let trace = conversations(60, Duration::from_millis(20));
-    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+    for profile in [LEAST_LOAD, CACHE_AWARE] {
         let records = replay(&trace, profile, &fleet(4)).unwrap();
         for (turn, record) in trace.turns.iter().zip(&records) {
             let first = record.first_token.unwrap();
@@ -76,8 +80,8 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
         let records = replay(&trace, profile, &fleet(4)).unwrap();
         Summary::of(&trace, &records, 0).hit_rate
     };
-    let blind = rate(("least-load", LEAST_LOAD));
-    let aware = rate(("cache-aware", CACHE_AWARE));
+    let blind = rate(LEAST_LOAD);
+    let aware = rate(CACHE_AWARE);
     assert!(aware > blind + 0.03, "{aware} {blind}");
 }
 
@@ -85,15 +89,14 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
 fn a_request_that_cannot_be_served_fails_and_the_others_finish() {
     let trace = conversations(10, Duration::from_millis(200));
     let small = ReplayFleet { kv_tokens: Some(5 * 512), ..fleet(2) };
-    let summary =
-        Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap(), 0);
+    let summary = Summary::of(&trace, &replay(&trace, LEAST_LOAD, &small).unwrap(), 0);
     assert!(summary.failures > 0 && summary.failures < summary.requests, "{summary:?}");
 }
 
 #[test]
 fn the_page_is_self_contained_and_escapes_names() {
     let trace = conversations(20, Duration::from_millis(100));
-    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(3)).unwrap();
+    let records = replay(&trace, LEAST_LOAD, &fleet(3)).unwrap();
     let run = ReplayRun { name: "a<b>", trace: &trace, records: &records };
     let page = html_report("<script>", &[run, ReplayRun { name: "second", ..run }]);
     assert!(page.contains("a&lt;b&gt;") && !page.contains("<script"), "{page}");
@@ -108,9 +111,9 @@ fn the_page_is_self_contained_and_escapes_names() {
 fn every_request_finishes_although_events_are_late() {
     let trace = conversations(60, Duration::from_millis(20));
     let late = ReplayFleet { events_delay: Duration::from_secs(1), ..fleet(4) };
-    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+    for profile in [LEAST_LOAD, CACHE_AWARE] {
         let records = replay(&trace, profile, &late).unwrap();
-        assert!(records.iter().all(|record| record.end.is_some()), "{}", profile.0);
+        assert!(records.iter().all(|record| record.end.is_some()), "{}", profile.name);
     }
 }
 
@@ -119,7 +122,7 @@ fn a_drained_pod_gets_no_new_requests_and_no_request_fails() {
     let trace = conversations(60, Duration::from_millis(20));
     let drained_at = Duration::from_millis(700);
     let draining = ReplayFleet { drained: Some((1, drained_at)), ..fleet(3) };
-    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+    for profile in [LEAST_LOAD, CACHE_AWARE] {
         let records = replay(&trace, profile, &draining).unwrap();
         let at = |record: &RequestRecord| record.sent.unwrap();
         assert!(records.iter().all(|record| record.end.is_some()));
@@ -138,12 +141,12 @@ fn a_drained_pod_gets_no_new_requests_and_no_request_fails() {
 fn two_routers_serve_every_request_and_balance_worse_than_one() {
     let trace = conversations(60, Duration::from_millis(20));
     let two = ReplayFleet { routers: 2, ..fleet(4) };
-    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+    for profile in [LEAST_LOAD, CACHE_AWARE] {
         let records = replay(&trace, profile, &two).unwrap();
         assert!(records.iter().all(|record| record.end.is_some()));
     }
     let busiest = |fleet: &ReplayFleet| {
-        let records = replay(&trace, ("least-load", LEAST_LOAD), fleet).unwrap();
+        let records = replay(&trace, LEAST_LOAD, fleet).unwrap();
         Summary::of(&trace, &records, 4).imbalance
     };
     let one = busiest(&fleet(4));
@@ -158,8 +161,8 @@ fn slow_pods_get_less_once_their_pace_is_learnt_or_known() {
     let share = |known_slow: Vec<(usize, f64)>| {
         let fleet = ReplayFleet { slow: slow.clone(), known_slow, ..fleet(4) };
         // The built-in profile has fixed rates; this test is about learnt ones.
-        let yaml = CACHE_AWARE.replace(", rates: fixed", "");
-        let records = replay(&trace, ("cache-aware", &yaml), &fleet).unwrap();
+        let yaml = CACHE_AWARE.yaml.replace(", rates: fixed", "");
+        let records = replay(&trace, ProfileText { yaml: &yaml, ..CACHE_AWARE }, &fleet).unwrap();
         let on_slow = records.iter().filter(|record| record.sent.unwrap().1 == 0).count();
         on_slow as f64 / records.len() as f64
     };
@@ -179,14 +182,14 @@ fn wall_clock_times_and_pauses_of_years_are_replayed_at_once() {
     let trace = Trace::read("clock", &text, BLOCK).unwrap();
     let TraceStart::At(second) = trace.turns[1].start else { panic!("it has a time") };
     assert_eq!(second.as_millis(), 5);
-    let records = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet(2)).unwrap();
+    let records = replay(&trace, CACHE_AWARE, &fleet(2)).unwrap();
     assert!(records.iter().all(|record| record.end.is_some()), "{records:?}");
 }
 
 #[test]
 fn a_pod_without_requests_counts_in_the_imbalance() {
     let trace = conversations(3, Duration::from_secs(60));
-    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(1)).unwrap();
+    let records = replay(&trace, LEAST_LOAD, &fleet(1)).unwrap();
     let imbalance = |pods| Summary::of(&trace, &records, pods).imbalance;
     assert!((imbalance(1) - 1.0).abs() < 1e-9 && (imbalance(8) - 8.0).abs() < 1e-9);
 }
