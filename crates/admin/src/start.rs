@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessError};
-use wornpath_execution::EndpointError;
 
 use crate::access::{AdminAccess, AdminAccessError};
 use crate::admin::{Admin, Logging};
@@ -19,11 +18,10 @@ use wornpath_gateway::fleet::discovery::discover_pods;
 use wornpath_gateway::fleet::discovery::reader::scrape_engines;
 use wornpath_gateway::fleet::discovery::sources::{consume_brokers, serve_pushes};
 use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig, StartConfig};
+use wornpath_gateway::http::export;
 use wornpath_gateway::observe::metrics::Metrics;
 use wornpath_gateway::observe::summary::SummaryObserver;
-use wornpath_gateway::observe::telemetry::exporter;
 use wornpath_gateway::proxy::gateway::Gateway;
-use wornpath_gateway::watchdog::heartbeat::named;
 use wornpath_gateway::watchdog::supervise;
 
 /// What a gateway was started with.
@@ -56,9 +54,6 @@ pub enum StartError {
     /// The admin plane would be reachable without authentication.
     #[error(transparent)]
     Access(#[from] AdminAccessError),
-    /// The trace collector's address is not valid.
-    #[error("telemetry: {0}")]
-    Telemetry(#[from] EndpointError),
     /// The event listener would be reachable without authentication.
     #[error(transparent)]
     EventAccess(#[from] EventAccessError),
@@ -85,7 +80,7 @@ impl StartError {
     #[must_use]
     pub const fn is_of_configuration(&self) -> bool {
         match self {
-            Self::Access(_) | Self::Telemetry(_) | Self::EventAccess(_) => true,
+            Self::Access(_) | Self::EventAccess(_) => true,
             Self::Events { .. } | Self::Listen { .. } => false,
         }
     }
@@ -113,13 +108,7 @@ pub fn start_with(
     let recent = Arc::<RecentDecisions>::default();
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
-    if let Some(telemetry) = &gateway.settings().telemetry {
-        let egress = &gateway.settings().egress_policy;
-        let (exporter, sender) = exporter(telemetry, egress, gateway.now())?;
-        metrics.count_spans(Arc::clone(exporter.counts()));
-        observers.push(Arc::new(exporter));
-        gateway.pods().background().spawn(named("trace export", sender.run()));
-    }
+    observers.extend(export::start(gateway, &metrics));
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;

@@ -29,13 +29,14 @@ description: As cache-aware, by the prompts' text, for models whose tokenizer is
 prepare: [text_blocks]
 filter: [healthy, model]
 score:
-  - predicted_ttft: {miss: 1}
+  - predicted_ttft
 pick: max_score
 hold:
   unless:
-    - backlog: {at_most_ms: 100, waiting: 4}
+    - backlog: {at_most_ms: 0, at_most_steps: 1, waiting: 4}
   patience: 1
-  deadline: 5m
+  fair_for: 1s
+  deadline: 10m
 speculate: 600s
 without_events: approximate
 ";

@@ -9,6 +9,10 @@ use crate::env::Environment;
 use crate::secret::{KeyDigest, SecretFile};
 use crate::section::{Section, refused};
 
+/// Words in the names of keys to which people give secrets.
+const SECRET_WORDS: [&str; 7] =
+    ["auth", "credential", "header", "key", "password", "secret", "token"];
+
 /// How to write a digest.
 pub(crate) const DIGEST_CURE: &str =
     "a digest is `sha256:` followed by the output of `printf %s SECRET | sha256sum`";
@@ -68,10 +72,10 @@ impl<'a> Diagnostics<'a> {
         }
     }
 
-    /// A refused address as a message may show it. One that may contain a password is hidden,
-    /// in the message and in the quoted source line.
+    /// A refused address as a message may show it. One that may contain a password, before `@` or
+    /// in a query, is hidden in the message and in the quoted source line.
     pub(crate) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
-        if !address.contains('@') {
+        if !address.contains(['@', '?']) {
             return address;
         }
         self.masked.push(span);
@@ -160,7 +164,9 @@ impl<'a> Diagnostics<'a> {
     /// The source text for messages, with possible secrets masked.
     pub(crate) fn shown(&self, text: &str) -> String {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        for span in &self.masked {
+        let unknown = self.problems.iter().filter_map(|problem| unknown_secret(problem, &lines));
+        let masked: Vec<Span> = unknown.chain(self.masked.iter().copied()).collect();
+        for span in masked {
             if let Some(line) = lines.get_mut(span.line - 1) {
                 let hidden = span.column - 1..span.column - 1 + span.length;
                 *line = (0..)
@@ -171,4 +177,17 @@ impl<'a> Diagnostics<'a> {
         }
         lines.join("\n")
     }
+}
+
+/// What follows an unknown key in its line, if the key is named like a secret.
+fn unknown_secret(problem: &Problem, lines: &[String]) -> Option<Span> {
+    let is_unknown =
+        matches!(problem.kind(), ProblemKind::UnknownKey | ProblemKind::UnknownParameter);
+    let span = problem.span();
+    let line = lines.get(span.line - 1).filter(|_| is_unknown)?;
+    let key: String = line.chars().skip(span.column - 1).take(span.length).collect();
+    let key = key.to_lowercase();
+    let is_secret = SECRET_WORDS.iter().any(|word| key.contains(word));
+    let length = line.chars().count();
+    is_secret.then_some(Span { column: span.column + span.length, length, ..span })
 }

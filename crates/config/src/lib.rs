@@ -47,7 +47,8 @@ pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders,
     Destinations, Drain, EppSettings, GatewayLimits, IsolationRules, Listeners, ModelSettings,
-    NamedProfile, OFFLINE, RouteSettings, Settings, StreamUsage, TelemetrySettings, TenantSettings,
+    NamedProfile, OFFLINE, OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings,
+    StreamUsage, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

@@ -118,11 +118,19 @@ const PARTS: &[ReferencePart] = &[
     ("drain", "Shutdown.", limits::DRAIN),
     (
         "telemetry",
-        "Exports spans of traced requests to a collector: the request, `prepare`, `lookup`, \
-         `filter`, `score`, `pick` and every `call`. Pods receive a `traceparent` below the \
-         request's span. Without this section, a client's trace context is forwarded to the pod \
-         unchanged.",
+        "Exports to a collector by OTLP: spans of traced requests (the request, `prepare`, \
+         `lookup`, `filter`, `score`, `pick` and every `call`), and metrics. Pods receive a \
+         `traceparent` below the request's span. Without this section, a client's trace context \
+         is forwarded to the pod unchanged. The standard variables of OpenTelemetry apply where a \
+         key is absent, those of one signal (`OTEL_EXPORTER_OTLP_TRACES_…`, \
+         `OTEL_EXPORTER_OTLP_METRICS_…`) first; also `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` \
+         (`none`) and `OTEL_METRICS_EXPORTER` (`otlp`).",
         telemetry::TELEMETRY,
+    ),
+    (
+        "telemetry.tls",
+        "For a collector at `https://`. Without it, the CA is in `OTEL_EXPORTER_OTLP_CERTIFICATE`.",
+        tls::SERVER_TLS,
     ),
     (
         "batch",

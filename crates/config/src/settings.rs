@@ -4,7 +4,8 @@ use crate::batch_rules::BatchRules;
 use crate::engine_priority::PriorityRange;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
-use crate::tls::ListenerTls;
+use crate::tls::{ClientTls, ListenerTls};
+use http::{HeaderMap, Uri};
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -72,7 +73,7 @@ pub struct Settings {
     pub upstream_credentials: Credentials,
     /// Decisions per second that are recorded in full.
     pub explained: f64,
-    /// The trace collector, if enabled.
+    /// The export of traces and metrics, if enabled.
     pub telemetry: Option<TelemetrySettings>,
     /// Rules of the batch service, if enabled.
     pub batch: Option<BatchRules>,
@@ -89,15 +90,54 @@ pub struct CheckpointSettings {
     pub every: Duration,
 }
 
-/// A collector of traces.
+/// What is exported to a collector by OTLP.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TelemetrySettings {
-    /// Its address, without `/v1/traces`.
-    pub otlp: String,
+    /// Where traces go, unless none are exported.
+    pub traces: Option<OtlpTarget>,
     /// Share of requests without a `traceparent` that are traced.
     pub share: f64,
-    /// Service name in traces.
-    pub service: String,
+    /// Where metrics go and how often, if they are exported.
+    pub metrics: Option<(OtlpTarget, Duration)>,
+    /// Attributes of everything that is exported, such as `service.name`.
+    pub resource: Vec<(String, String)>,
+}
+
+/// A collector of traces or metrics. Its headers are marked as sensitive, so never printed.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct OtlpTarget {
+    /// Where to post to; for gRPC only scheme, host and port of it are used.
+    pub url: Uri,
+    /// How.
+    pub protocol: OtlpProtocol,
+    /// Headers of every request, or the metadata of every call.
+    pub headers: HeaderMap,
+    /// How requests are compressed.
+    pub compression: OtlpCompression,
+    /// The timeout of an export with all its attempts.
+    pub timeout: Duration,
+    /// For a collector at `https://`.
+    pub tls: Option<ClientTls>,
+}
+
+/// The transport of OTLP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OtlpProtocol {
+    /// Posts of protobuf.
+    #[default]
+    Http,
+    /// Unary calls.
+    Grpc,
+}
+
+/// The compression of OTLP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OtlpCompression {
+    /// As it is.
+    #[default]
+    None,
+    /// By gzip.
+    Gzip,
 }
 
 impl Default for Settings {

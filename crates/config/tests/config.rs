@@ -50,6 +50,9 @@ fn every_problem_is_reported_with_its_position_and_cure() {
         if ["sources.yaml", "passwords.yaml"].contains(&file) && has_brokers {
             continue;
         }
+        if file == "secrets.yaml" && cfg!(not(feature = "otlp")) {
+            continue;
+        }
         let expected = path.with_extension("txt");
         if updating() {
             fs::write(&expected, &shown).unwrap();
@@ -72,6 +75,46 @@ fn a_possible_secret_is_never_shown() {
             for secret in ["sk-live", "hunter2", "4242", "user:secret"] {
                 assert!(!shown.contains(secret), "{secret} is in\n{shown}");
             }
+        }
+    }
+}
+
+/// Every key that takes a URL or the name of a host, and those that take a digest or have the name
+/// of a secret, each with a secret in it.
+#[test]
+fn no_key_takes_a_secret() {
+    for line in [
+        "pods: [{url: \"http://me:hunter2@a\"}]",
+        "pods: [{url: \"http://a?key=hunter2\"}]",
+        "pods: [{url: \"http://a\", metrics: \"http://me:hunter2@a/metrics\"}]",
+        "pods: [{url: \"http://a\", metrics: \"http://a/metrics?token=hunter2\"}]",
+        "pods: [{url: \"http://a\", events: \"zmq://me:hunter2@a:5557\"}]",
+        "pods: [{url: \"http://a\", event_token_digest: hunter2}]",
+        "pods: [{url: \"http://a\", key: hunter2}]",
+        "pods: [{url: \"http://a\", api_key: hunter2}]",
+        "discovery: [{dns: \"me:hunter2@engines\"}]",
+        "listen: {admin: {address: \"127.0.0.1:8081\", token_digest: hunter2}}",
+        "listen: {admin: {address: \"127.0.0.1:8081\", token: hunter2}}",
+        "tenants: [{name: a, key_digest: hunter2}]",
+        "tenants: [{name: a, key: hunter2}]",
+        "isolation: {secret: hunter2}",
+        "event_sources: [{name: a, kind: nats, url: \"nats://me:hunter2@a:4222\"}]",
+        "event_sources: [{name: a, kind: nats, url: \"nats://hunter2@a:4222\"}]",
+        "event_sources: [{name: a, kind: redis, url: \"redis://:hunter2@a\"}]",
+        "event_sources: [{name: a, kind: redis, url: \"redis://a?password=hunter2\"}]",
+        "event_sources: [{name: a, kind: kafka, url: \"kafka://me:hunter2@a:9092\"}]",
+        "event_sources: [{name: a, kind: redis, url: \"redis://me@a\", password: hunter2}]",
+        "batch: {postgres: \"postgres://me:hunter2@a/b\"}",
+        "batch: {postgres: \"postgres://me@a/b?password=hunter2\"}",
+        "batch: {postgres: \"postgres://me@a/b\", password: hunter2}",
+        "telemetry: {otlp: \"http://me:hunter2@a:4318\"}",
+        "telemetry: {otlp: \"http://a:4318?api-key=hunter2\"}",
+        "telemetry: {otlp: \"http://a:4318\", headers: {api-key: hunter2}}",
+    ] {
+        let refused = Config::check("w.yaml", line, &RelativePaths::new(Path::new("")));
+        let Err(refused) = refused else { panic!("{line} is accepted") };
+        for shown in [refused.to_string(), format!("{refused:?}"), refused.to_json().to_string()] {
+            assert!(!shown.contains("hunter2"), "{line} is shown in\n{shown}");
         }
     }
 }
@@ -178,6 +221,96 @@ fn the_user_of_a_broker_is_in_its_url_and_its_password_is_not() {
     let named = source("kind: redis, url: \"redis://me@h:1\", password_file: db.password");
     assert_eq!(named.url, "redis://h:1");
     assert_eq!(named.login.unwrap().user.as_deref(), Some("me"));
+}
+
+/// The variables of OpenTelemetry.
+struct Variables(&'static [(&'static str, &'static str)]);
+
+impl Environment for Variables {
+    fn text(&self, path: &Path) -> io::Result<String> {
+        let is_headers = path == Path::new("headers");
+        if is_headers {
+            Ok("api-key=hunter2\n".to_owned())
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    fn output_path(&self, _: &Path) -> Option<PathBuf> {
+        None
+    }
+
+    fn is_folder(&self, _: &Path) -> Option<bool> {
+        None
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    }
+
+    fn has_tokenizer(&self, _: &Path) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn telemetry_is_what_the_file_says_and_else_what_the_variables_say() {
+    let read = |keys: &str, variables| {
+        let text = format!("pods: [{{url: \"http://a\"}}]\ntelemetry: {{{keys}}}\n");
+        let config = Config::check("w.yaml", &text, &Variables(variables));
+        config.unwrap().base_settings().telemetry.clone().unwrap()
+    };
+    let variables: &[_] = &[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://b:1/"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "250"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "7"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x=y"),
+        ("OTEL_METRICS_EXPORTER", "otlp"),
+    ];
+    let own = read("otlp: \"http://c:2\", headers_file: headers, timeout: 3s", variables);
+    let traces = own.traces.unwrap();
+    assert_eq!(
+        (traces.url.to_string().as_str(), traces.timeout.as_secs()),
+        ("http://c:2/v1/traces", 3)
+    );
+    assert_eq!(traces.headers["api-key"], "hunter2");
+    assert!(!format!("{traces:?}").contains("hunter2"));
+    assert!(own.metrics.is_some());
+    let other = read("", variables);
+    let traces = other.traces.unwrap();
+    assert_eq!((traces.url.path(), traces.timeout.as_millis()), ("/v1/traces", 250));
+    assert_eq!(traces.headers["x"], "y");
+    let (metrics, every) = other.metrics.unwrap();
+    assert_eq!((metrics.url.path(), metrics.timeout.as_millis()), ("/v1/metrics", 7));
+    assert_eq!(every.as_secs(), 60);
+    let disabled = [variables, &[("OTEL_SDK_DISABLED", "true")]].concat().leak();
+    let disabled = read("metrics: 1s", disabled);
+    assert!(disabled.traces.is_none() && disabled.metrics.is_none());
+    let none = [variables, &[("OTEL_TRACES_EXPORTER", "none")]].concat().leak();
+    assert!(read("", none).traces.is_none());
+}
+
+#[test]
+fn a_wrong_variable_is_named_and_a_secret_in_it_is_not_shown() {
+    for (name, value, words) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:hunter2@a", "a user or a password"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318", "http://"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", "`name=value`"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=hunter2", "name is not valid"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf, grpc"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "none, gzip"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "milliseconds"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a", "name=value"),
+    ] {
+        let text = "pods: [{url: \"http://a\"}]\ntelemetry: {}\n";
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://b:1");
+        let variables = Variables(vec![(name, value), endpoint].leak());
+        let refused = Config::check("w.yaml", text, &variables).unwrap_err().to_string();
+        assert!(refused.contains(name) && refused.contains(words), "{refused}");
+        assert!(!refused.contains("hunter2"), "{refused}");
+    }
 }
 
 #[test]

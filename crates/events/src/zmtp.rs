@@ -1,9 +1,9 @@
 //! The subset of ZeroMQ's wire protocol that cache events need: ZMTP 3.0 over TCP without
 //! encryption, PUB and SUB for the stream, DEALER and ROUTER for replays.
 //!
-//! Why not a library: an engine that restarts in place shows that first by a lost connection, which
-//! ZeroMQ libraries hide by design; and they allocate whatever length the peer claims. What is left
-//! of ZeroMQ is a greeting, a handshake and a length before each frame.
+//! Why not a library: those there are bound a frame at most, not a message, and none pauses a peer
+//! that floods; ARCHITECTURE.md has what was measured. What is left of ZeroMQ is a greeting, a
+//! handshake and a length before each frame.
 //!
 //! A [`ZmtpConnection`] is one peer; its owner reconnects, with backoff. A ROUTER is a
 //! [`ZmtpListener`] and one connection per peer, so there are no identities.

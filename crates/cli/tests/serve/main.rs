@@ -6,6 +6,7 @@ mod answers;
 mod block_size;
 mod churn;
 mod clients;
+mod collector;
 mod edges;
 mod egress_policy;
 mod engine_headers;
@@ -20,6 +21,8 @@ mod kv_load;
 mod long_prompts;
 mod models;
 mod openapi;
+#[cfg(all(feature = "grpc", feature = "otlp"))]
+mod otlp_peer;
 mod overload;
 mod pairs;
 #[cfg(feature = "grpc")]

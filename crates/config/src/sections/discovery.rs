@@ -102,6 +102,15 @@ fn dns(
     diagnostics: &mut Diagnostics,
 ) -> Option<DiscoveryConfig> {
     let section = Section::read(entry, &[DNS, FACTS].concat(), &[], &mut diagnostics.problems);
+    let host: String = section.maybe("dns")?;
+    if host.contains(['@', '/', '?']) {
+        diagnostics.mask(section.at("dns"));
+        let message = "`dns` is not a host name: it contains `@`, `/` or `?`";
+        let problem = Problem::new(ProblemKind::Unsafe, section.at("dns"), message);
+        diagnostics
+            .problems
+            .push(problem.cure("give a host name alone, such as `dns: engines.default.svc`"));
+    }
     diagnostics.check_nonzero(&section, "every");
     let pod = Box::new(facts(&section, scope, diagnostics));
     let port = u16::try_from(section.maybe::<u32>("port")?).ok()?;
@@ -114,5 +123,5 @@ fn dns(
             .problems
             .push(problem.cure("give a host name, such as `dns: engines.default.svc`"));
     }
-    Some(DiscoveryConfig::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
+    Some(DiscoveryConfig::Dns { host, port, scheme, every, pod })
 }

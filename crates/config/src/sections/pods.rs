@@ -271,6 +271,14 @@ fn events(
     let mut counted: Option<(String, Span)> = None;
     let mut set: Option<(String, Span)> = None;
     for (text, span) in section.texts("events") {
+        if text.contains('@') {
+            diagnostics.mask(span);
+            let message =
+                "an address of `events` contains `@`: it must not contain a user or a password";
+            let problem = Problem::new(ProblemKind::Unsafe, span, message.to_owned());
+            diagnostics.problems.push(problem.cure("write `zmq://host:port?replay=port`"));
+            continue;
+        }
         let semantics = if text == "auto" {
             events.push(EventSource::ReportedByEngine);
             Semantics::Sequenced

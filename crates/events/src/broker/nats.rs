@@ -22,16 +22,18 @@ use async_nats::jetstream::{self, Context};
 use async_nats::{ConnectOptions, Event, Subscriber};
 use futures_util::StreamExt;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use rustls::ClientConfig;
+use rustls::{ClientConfig, RootCertStore};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use wornpath_tls::ClientTls;
+use wornpath_tls::{ClientTls, client_config, tls_error};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The setting that limits the size of a message.
 const CURE: &str = "the server's `max_payload`, or the stream's `max_msg_size`";
+const WANTS_TLS: &str = "the server demands TLS, and the URL begins with `nats://`; write `tls://`, \
+                         and give `tls` with the `ca` of its certificate";
 
 /// Reads the subjects of some pods.
 pub type Nats = BrokerFollower<Subjects>;
@@ -353,7 +355,8 @@ impl NatsAddress {
             Some(BrokerLogin { user: None, password: token }) => options.token(token),
         };
         let client = match &self.tls {
-            None => client,
+            // Should the server want TLS, the client would trust the system's CAs.
+            None => client.tls_client_config(client_config(RootCertStore::empty(), None)?),
             Some(tls) => {
                 client.require_tls(true).tls_client_config(ClientConfig::clone(tls.config()))
             }
@@ -370,7 +373,11 @@ impl NatsAddress {
                 std::future::ready(())
             })
             .connect(&self.url)
-            .await?;
+            .await
+            .map_err(|error| match tls_error(&error) {
+                Some(_) if self.tls.is_none() => WANTS_TLS.into(),
+                _ => BrokerFailure::from(error),
+            })?;
         let mut context = jetstream::new(client);
         context.set_timeout(TIMEOUT);
         Ok((context, disconnected))

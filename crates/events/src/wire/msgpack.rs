@@ -1,6 +1,7 @@
 //! A msgpack reader for cache events.
 //!
-//! A general decoder would build a tree of values for every token id. This one only moves a cursor:
+//! A tree of values would have one for every token id. This only moves a cursor, with fewer
+//! instructions than the one of `rmp`, and its errors name the field:
 //! integers go into the caller's buffers, strings and byte strings are borrowed. Nothing recurses:
 //! skipping a nested value counts the items that are left instead of descending, so hostile nesting
 //! costs no stack. A length of more items than bytes remain is refused before memory is reserved,

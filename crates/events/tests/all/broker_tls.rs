@@ -65,19 +65,13 @@ async fn refuse<T: BrokerTransport>(url: &str, certificates: &Certificates) {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "nats"))]
-async fn use_and_refuse<T: BrokerTransport>(server: Option<crate::server::Server>) {
+/// A broker at a URL with an address is used by its name, and by its address.
+#[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
+async fn use_it<T: BrokerTransport>(by_address: &str, certificates: &Certificates) {
     use crate::brokers::{fill, is_connected, receive};
-    let Some(mut server) = server else { return };
-    let certificates = Certificates::new();
-    server.put("ca.crt", &certificates.ca);
-    server.put("server.crt", &certificates.certificate);
-    server.put("server.key", &certificates.key);
-    server.start();
-    let by_address = server.url();
     let by_name = by_address.replace("127.0.0.1", "localhost");
     for address in
-        [certificates.stream(&by_name, None), certificates.stream(&by_address, Some("localhost"))]
+        [certificates.stream(&by_name, None), certificates.stream(by_address, Some("localhost"))]
     {
         let mut sink = T::open_sink(&address).unwrap();
         fill(&mut sink, 1, 1).await;
@@ -87,6 +81,18 @@ async fn use_and_refuse<T: BrokerTransport>(server: Option<crate::server::Server
         fill(&mut sink, 1, 3).await;
         assert_eq!(receive(&mut transport, 3).await, [0, 1, 2]);
     }
+}
+
+#[cfg(any(feature = "redis", feature = "nats"))]
+async fn use_and_refuse<T: BrokerTransport>(server: Option<crate::server::Server>) {
+    let Some(mut server) = server else { return };
+    let certificates = Certificates::new();
+    server.put("ca.crt", &certificates.ca);
+    server.put("server.crt", &certificates.certificate);
+    server.put("server.key", &certificates.key);
+    server.start();
+    let by_address = server.url();
+    use_it::<T>(&by_address, &certificates).await;
     refuse::<T>(&by_address, &certificates).await;
 }
 
@@ -102,35 +108,123 @@ async fn a_nats_is_used_over_tls_only_if_its_certificate_is_trusted_and_has_its_
     use_and_refuse::<wornpath_events::Nats>(crate::server::Server::tls_nats()).await;
 }
 
-/// Against a server that completes the handshake and no more: the test broker has no TLS.
-#[cfg(feature = "kafka")]
+#[cfg(feature = "nats")]
 #[tokio::test]
-async fn a_kafka_is_called_over_tls_only_if_its_certificate_is_trusted_and_has_its_name() {
-    use rustls::pki_types::pem::PemObject;
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use std::sync::Arc;
-    use tokio::io::AsyncReadExt;
+async fn a_nats_that_demands_tls_at_an_address_without_is_refused() {
+    let Some(mut server) = crate::server::Server::tls_nats() else { return };
     let certificates = Certificates::new();
-    let chain = vec![CertificateDer::from_pem_slice(certificates.certificate.as_bytes()).unwrap()];
-    let key = PrivateKeyDer::from_pem_slice(certificates.key.as_bytes()).unwrap();
-    let config = rustls::ServerConfig::builder().with_no_client_auth();
-    let config = config.with_single_cert(chain, key).unwrap();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let (received, mut requests) = tokio::sync::mpsc::channel(16);
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(async move {
+    server.put("server.crt", &certificates.certificate);
+    server.put("server.key", &certificates.key);
+    server.start();
+    let url = server.url().replace("tls://", "nats://");
+    let address = BrokerStream { url, stream: "kv".to_owned(), login: None, tls: None };
+    // Until the server has started, it is unreachable.
+    let refused = async {
         loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
-            let mut head = [0; 6];
-            if stream.read_exact(&mut head).await.is_ok() {
-                let _ = received.try_send(head);
+            let refusals = refusals::<wornpath_events::Nats>(&address).await;
+            if refusals.iter().all(|refusal| refusal.contains("the server demands TLS")) {
+                return;
+            }
+            assert!(refusals.iter().all(|refusal| refusal.contains("refused")), "{refusals:?}");
+        }
+    };
+    timeout(Duration::from_secs(20), refused).await.unwrap();
+}
+
+/// A listener with TLS before a broker without: the test broker for Kafka has none.
+#[cfg(feature = "kafka")]
+struct TlsProxy {
+    port: u16,
+    /// Where clients' requests begin to arrive.
+    requests: tokio::sync::mpsc::Receiver<()>,
+    _tasks: tokio::task::JoinSet<()>,
+}
+
+#[cfg(feature = "kafka")]
+impl TlsProxy {
+    async fn start(certificates: &Certificates, broker: u16) -> Self {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+        use tokio::net::{TcpListener, TcpStream};
+        let chain = CertificateDer::from_pem_slice(certificates.certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(certificates.key.as_bytes()).unwrap();
+        let config = rustls::ServerConfig::builder().with_no_client_auth();
+        let config = config.with_single_cert(vec![chain], key).unwrap();
+        let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (received, requests) = tokio::sync::mpsc::channel(16);
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let Ok(client) = acceptor.accept(stream).await else { continue };
+                let Ok(server) = TcpStream::connect(("127.0.0.1", broker)).await else { continue };
+                let received = received.clone();
+                connections.spawn(async move {
+                    let (mut from_client, to_client) = tokio::io::split(client);
+                    let (from_server, mut to_server) = server.into_split();
+                    let responses = Self::relay_responses(from_server, to_client, broker, port);
+                    let requests = async {
+                        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+                        let mut chunk = vec![0; 1 << 16];
+                        while let Ok(length @ 1..) = from_client.read(&mut chunk).await {
+                            let _ = received.try_send(());
+                            if to_server.write_all(&chunk[..length]).await.is_err() {
+                                break;
+                            }
+                        }
+                    };
+                    tokio::select! {
+                        () = responses => {}
+                        () = requests => {}
+                    }
+                });
+            }
+        });
+        Self { port, requests, _tasks: tasks }
+    }
+
+    /// Relays responses, in which the broker's address is replaced by that of the proxy: clients
+    /// go on to the address that a broker tells them.
+    async fn relay_responses(
+        mut from: impl tokio::io::AsyncRead + Unpin,
+        mut to: impl tokio::io::AsyncWrite + Unpin,
+        broker: u16,
+        port: u16,
+    ) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let address =
+            |host: &str, port: u16| [host.as_bytes(), &i32::from(port).to_be_bytes()].concat();
+        let told = address("127.0.0.1", broker);
+        // Of the same length.
+        let own = address("localhost", port);
+        while let Ok(length) = from.read_u32().await {
+            let mut response = vec![0; length as usize];
+            if from.read_exact(&mut response).await.is_err() {
+                return;
+            }
+            let found = response.windows(told.len()).position(|window| window == told);
+            if let Some(at) = found {
+                response[at..at + own.len()].copy_from_slice(&own);
+            }
+            let framed = [&length.to_be_bytes()[..], &response].concat();
+            if to.write_all(&framed).await.is_err() || to.flush().await.is_err() {
+                return;
             }
         }
-    });
-    let url = format!("kafka+ssl://127.0.0.1:{port}");
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_kafka_is_used_over_tls_only_if_its_certificate_is_trusted_and_has_its_name() {
+    let Some(mut server) = crate::server::Server::kafka() else { return };
+    server.start();
+    let certificates = Certificates::new();
+    let mut proxy = TlsProxy::start(&certificates, server.advertised()).await;
+    let url = format!("kafka+ssl://127.0.0.1:{}", proxy.port);
     // The client has flattened the error to a text, so there is no cure in it.
     for address in
         [Certificates::new().stream(&url, Some("localhost")), certificates.stream(&url, None)]
@@ -139,10 +233,7 @@ async fn a_kafka_is_called_over_tls_only_if_its_certificate_is_trusted_and_has_i
             assert!(refusal.contains("invalid peer certificate"), "{refusal}");
         }
     }
-    assert!(requests.try_recv().is_err(), "nothing was sent to a server that is not trusted");
-    let trusted = certificates.stream(&url, Some("localhost"));
-    let mut sink = wornpath_events::Kafka::open_sink(&trusted).unwrap();
-    sink.last(POD).await.unwrap_err();
-    // The key of an `ApiVersions` request, behind its length.
-    assert_eq!(requests.try_recv().unwrap()[4..], [0, 18]);
+    assert!(proxy.requests.try_recv().is_err(), "a server that is not trusted got a request");
+    use_it::<wornpath_events::Kafka>(&url, &certificates).await;
+    proxy.requests.try_recv().expect("it was used over TLS");
 }

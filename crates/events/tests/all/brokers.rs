@@ -117,60 +117,16 @@ fn batch(engine: &Engine, sequence: u64, delivery: Delivery) -> SourceMessage {
     }
 }
 
-/// A kind of broker, and how relays and routers connect to it.
-trait TestedBroker {
-    type Transport: BrokerTransport;
-
-    /// A server that is not started; none where it is not installed.
-    fn server() -> Option<Server>;
-
-    fn transport(url: &str) -> Self::Transport {
-        Self::Transport::open(&stream(url), &[POD.into()]).unwrap()
-    }
-
-    fn sink(url: &str) -> <Self::Transport as BrokerTransport>::Sink {
-        Self::Transport::open_sink(&stream(url)).unwrap()
-    }
-}
-
 fn stream(url: &str) -> BrokerStream {
     BrokerStream { url: url.to_owned(), stream: "kv".to_owned(), login: None, tls: None }
 }
 
-#[cfg(feature = "redis")]
-struct RedisBroker;
-
-#[cfg(feature = "redis")]
-impl TestedBroker for RedisBroker {
-    type Transport = wornpath_events::RedisStreams;
-
-    fn server() -> Option<Server> {
-        Server::redis()
-    }
+fn open<T: BrokerTransport>(url: &str) -> T {
+    T::open(&stream(url), &[POD.into()]).unwrap()
 }
 
-#[cfg(feature = "nats")]
-struct NatsBroker;
-
-#[cfg(feature = "nats")]
-impl TestedBroker for NatsBroker {
-    type Transport = wornpath_events::Nats;
-
-    fn server() -> Option<Server> {
-        Server::nats()
-    }
-}
-
-#[cfg(feature = "kafka")]
-struct KafkaBroker;
-
-#[cfg(feature = "kafka")]
-impl TestedBroker for KafkaBroker {
-    type Transport = wornpath_events::Kafka;
-
-    fn server() -> Option<Server> {
-        Server::kafka()
-    }
+fn open_sink<T: BrokerTransport>(url: &str) -> T::Sink {
+    T::open_sink(&stream(url)).unwrap()
 }
 
 /// A router that gets its events from a broker.
@@ -229,8 +185,8 @@ impl Router {
     }
 }
 
-async fn follow<B: TestedBroker>() {
-    let Some(mut server) = B::server() else { return };
+async fn follow<T: BrokerTransport + 'static>(server: Option<Server>) {
+    let Some(mut server) = server else { return };
     let engine = SharedEngine::new();
     let mut random = Random(11);
     let mut work = |batches: usize| {
@@ -239,17 +195,17 @@ async fn follow<B: TestedBroker>() {
     let url = server.url();
     let from = LocalTransport::new(&engine);
     let mut tasks = JoinSet::new();
-    let sink = B::sink(&url);
+    let sink = open_sink::<T>(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
-    let first = Router::new(B::transport(&url));
+    let first = Router::new(open::<T>(&url));
     work(30);
     first.until_unreachable().await;
     server.start();
     first.until_exact(&engine, "the broker was away at the start").await;
 
-    let second = Router::new(B::transport(&url));
+    let second = Router::new(open::<T>(&url));
     second.until_exact(&engine, "a second router came later").await;
     engine.change(Engine::restart);
     work(40);
@@ -272,7 +228,7 @@ async fn follow<B: TestedBroker>() {
     server.wipe();
     server.start();
     work(10);
-    let third = Router::new(B::transport(&url));
+    let third = Router::new(open::<T>(&url));
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "the broker was wiped").await;
     }
@@ -280,7 +236,7 @@ async fn follow<B: TestedBroker>() {
     server.kill();
     server.wipe();
     server.start();
-    let fourth = Router::new(B::transport(&url));
+    let fourth = Router::new(open::<T>(&url));
     fourth.until_exact(&engine, "the broker was wiped while the engine was idle").await;
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "nothing of it is forgotten").await;
@@ -298,19 +254,19 @@ async fn follow<B: TestedBroker>() {
 }
 
 /// A relay that is idle because its engine is, and one that is gone.
-async fn heartbeat<B: TestedBroker>() {
-    let Some(mut server) = B::server() else { return };
+async fn heartbeat<T: BrokerTransport + 'static>(server: Option<Server>) {
+    let Some(mut server) = server else { return };
     let engine = SharedEngine::new();
     engine.change(|engine| (0..10).for_each(|_| engine.step(&mut Random(11))));
     let url = server.url();
     server.start();
     let mut tasks = JoinSet::new();
     let from = LocalTransport::new(&engine);
-    let sink = B::sink(&url);
+    let sink = open_sink::<T>(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(1), |_| {}).await;
     });
-    let router = Router::new(B::transport(&url));
+    let router = Router::new(open::<T>(&url));
     router.until_exact(&engine, "the relay has started").await;
     // Every heartbeat resets the age of the last message.
     for heartbeat in 0..3 {
@@ -323,7 +279,7 @@ async fn heartbeat<B: TestedBroker>() {
     router.until_silent(Duration::from_secs(4)).await;
 
     let from = LocalTransport::new(&engine);
-    let sink = B::sink(&url);
+    let sink = open_sink::<T>(&url);
     tasks.spawn(async move {
         relay(from, sink, POD.into(), Epoch(2), |_| {}).await;
     });
@@ -370,11 +326,11 @@ pub(crate) async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
 
 /// A router that is disconnected while its broker is wiped and filled again, past the router's
 /// cursor.
-async fn notice<B: TestedBroker>() {
-    let Some(mut server) = B::server() else { return };
+async fn notice<T: BrokerTransport + 'static>(server: Option<Server>) {
+    let Some(mut server) = server else { return };
     let url = server.url();
-    let mut transport = B::transport(&url);
-    let mut sink = B::sink(&url);
+    let mut transport = open::<T>(&url);
+    let mut sink = open_sink::<T>(&url);
     server.start();
     fill(&mut sink, 1, 1).await;
     while !is_connected(&transport.next().await) {}
@@ -391,13 +347,13 @@ async fn notice<B: TestedBroker>() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    notice::<RedisBroker>().await;
+    notice::<wornpath_events::RedisStreams>(Server::redis()).await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_nats_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    notice::<NatsBroker>().await;
+    notice::<wornpath_events::Nats>(Server::nats()).await;
 }
 
 #[cfg(feature = "nats")]
@@ -424,7 +380,10 @@ async fn a_password_without_a_user_is_the_token_of_nats() {
     let login = BrokerLogin { user: None, password: "t0ken".to_owned() };
     let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
     fill(&mut wornpath_events::Nats::open_sink(&address).unwrap(), 1, 1).await;
-    assert!(NatsBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants a token");
+    assert!(
+        open_sink::<wornpath_events::Nats>(&server.url()).last(POD).await.is_err(),
+        "the server wants a token"
+    );
 }
 
 #[cfg(feature = "redis")]
@@ -437,19 +396,22 @@ async fn a_password_goes_to_the_redis_server_with_and_without_a_user() {
         let address = BrokerStream { login: Some(login), ..stream(&server.url()) };
         fill(&mut wornpath_events::RedisStreams::open_sink(&address).unwrap(), 1, 1).await;
     }
-    assert!(RedisBroker::sink(&server.url()).last(POD).await.is_err(), "the server wants one");
+    assert!(
+        open_sink::<wornpath_events::RedisStreams>(&server.url()).last(POD).await.is_err(),
+        "the server wants one"
+    );
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_that_was_wiped_and_filled_past_our_cursor_is_read_from_its_beginning() {
-    notice::<KafkaBroker>().await;
+    notice::<wornpath_events::Kafka>(Server::kafka()).await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    heartbeat::<RedisBroker>().await;
+    heartbeat::<wornpath_events::RedisStreams>(Server::redis()).await;
 }
 
 #[cfg(feature = "redis")]
@@ -459,8 +421,8 @@ async fn a_redis_transport_without_pods_delivers_nothing() {
     server.start();
     let url = server.url();
     let mut transport = wornpath_events::RedisStreams::open(&stream(&url), &[]).unwrap();
-    let mut with_pod = RedisBroker::transport(&url);
-    let mut sink = RedisBroker::sink(&url);
+    let mut with_pod = open::<wornpath_events::RedisStreams>(&url);
+    let mut sink = open_sink::<wornpath_events::RedisStreams>(&url);
     let others_get_all = async {
         fill(&mut sink, 1, 1).await;
         while !is_connected(&with_pod.next().await) {}
@@ -476,7 +438,7 @@ async fn a_redis_transport_without_pods_delivers_nothing() {
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_nats_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    heartbeat::<NatsBroker>().await;
+    heartbeat::<wornpath_events::Nats>(Server::nats()).await;
 }
 
 #[cfg(feature = "nats")]
@@ -485,7 +447,7 @@ async fn a_batch_that_exceeds_the_limit_of_nats_is_an_error_and_those_before_it_
     use wornpath_events::SinkError;
     let Some(mut server) = Server::nats() else { return };
     server.start();
-    let mut sink = NatsBroker::sink(&server.url());
+    let mut sink = open_sink::<wornpath_events::Nats>(&server.url());
     fill(&mut sink, 1, 1).await;
     let entry = |sequence, payload| Envelope { pod: POD, epoch: Some(1), sequence, payload };
     let large = vec![0; 1 << 20];
@@ -502,23 +464,23 @@ async fn a_batch_that_exceeds_the_limit_of_nats_is_an_error_and_those_before_it_
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_does_not_keep_a_pod_fresh_whose_relay_is_gone() {
-    heartbeat::<KafkaBroker>().await;
+    heartbeat::<wornpath_events::Kafka>(Server::kafka()).await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn events_over_redis_survive_kills_wipes_and_pauses() {
-    follow::<RedisBroker>().await;
+    follow::<wornpath_events::RedisStreams>(Server::redis()).await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn events_over_nats_survive_kills_wipes_and_pauses() {
-    follow::<NatsBroker>().await;
+    follow::<wornpath_events::Nats>(Server::nats()).await;
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn events_over_kafka_survive_kills_wipes_and_pauses() {
-    follow::<KafkaBroker>().await;
+    follow::<wornpath_events::Kafka>(Server::kafka()).await;
 }

@@ -162,6 +162,13 @@ impl Server {
         format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 
+    /// The port that a started broker tells its clients.
+    #[cfg(feature = "kafka")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn advertised(&self) -> u16 {
+        self.chosen.as_ref().unwrap().load(Relaxed)
+    }
+
     pub(crate) fn start(&mut self) {
         std::fs::create_dir_all(&self.folder).unwrap();
         let arguments = (self.arguments)(&self.port.to_string(), self.folder.to_str().unwrap());

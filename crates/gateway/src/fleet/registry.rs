@@ -6,6 +6,7 @@
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::observe::request_trace::Sampler;
 use crate::routes::{RouteTable, RoutingError};
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::runtime::Handle;
@@ -123,7 +124,6 @@ impl PodRegistry {
         settings: Settings,
         background: Handle,
         clock: Clock,
-        seed: u64,
     ) -> Result<Self, RoutingError> {
         let routes = RouteTable::check(&settings)?;
         // A smaller table would save next to nothing.
@@ -133,7 +133,9 @@ impl PodRegistry {
         if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
             limits.speculative_per_pod = SPECULATIVE_TEXT_BLOCKS;
         }
-        let index = Index::new(limits, seed);
+        // Request ids are random numbers that clients see, and their generator can be run backwards.
+        // So the index has a seed of its own.
+        let index = Index::new(limits, RandomState::new().hash_one(0));
         let events = Arc::new(EventPods::new(index.clone(), settings.event_rules));
         Ok(Self {
             settings: RwLock::new(Arc::new(settings)),

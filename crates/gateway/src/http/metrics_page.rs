@@ -11,7 +11,8 @@ use wornpath_index::IndexLimits;
 use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Name, PodState, Profile};
 
 use crate::observe::metrics::family::Family;
-use crate::observe::metrics::text::MetricsPage;
+use crate::observe::metrics::page::MetricsPage;
+use crate::observe::metrics::text::text;
 use crate::observe::metrics::{Metrics, family};
 use crate::proxy::body_budget::RefusedBodies;
 use crate::proxy::gateway::Gateway;
@@ -21,16 +22,21 @@ type ReadState = fn(&FleetPod) -> &'static str;
 type FeedCounter = fn(&FeedCounters) -> u64;
 type FeedGauge = fn(&FeedStatus) -> Option<f64>;
 
-/// Renders the page, and prunes the counters of pods that have left the fleet.
+/// The page as text.
 #[must_use]
 pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
+    text(&collect(gateway, metrics))
+}
+
+/// Collects the page, and prunes the counters of pods that have left the fleet.
+pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     let mut page = MetricsPage::default();
     let stuck = gateway.threads().stuck().len();
     page.family(family::THREADS_STUCK).value(&[], stuck);
     page.family(family::THREAD_STALLS).value(&[], gateway.threads().stalls());
     if stuck > 0 {
         metrics.write_counters(&mut page);
-        return page.finish();
+        return page;
     }
     let snapshot = gateway.snapshot();
     let pods = snapshot.fleet().pods();
@@ -38,12 +44,12 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     metrics.write_counters(&mut page);
     loads(&mut page, pods);
     states(&mut page, pods);
-    let mut broken = page.family(family::PREDICTIONS_BROKEN);
+    let broken = page.family(family::PREDICTIONS_BROKEN);
     for pod in pods {
         let name = &pod.facts().name;
         broken.value(&[name.as_str()], u8::from(metrics.verdict(name).is_broken()));
     }
-    let mut silent = page.family(family::EVENTS_SILENT);
+    let silent = page.family(family::EVENTS_SILENT);
     for pod in pods {
         let name = &pod.facts().name;
         silent.value(&[name.as_str()], u8::from(metrics.is_silent(name)));
@@ -54,14 +60,14 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     checkpoint(&mut page, gateway);
     page.family(family::STRANGERS).value(&[], gateway.pods().events().unknown_pod_messages());
     let (spent, refused) = gateway.retries();
-    let mut budget = page.family(family::RETRY_BUDGET);
+    let budget = page.family(family::RETRY_BUDGET);
     budget.value(&["spent"], spent);
     budget.value(&["refused"], refused);
     page.family(family::POISON_REFUSED).value(&[], gateway.poison_refused());
     bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
     models(&mut page, gateway, pods);
-    page.finish()
+    page
 }
 
 /// The signals for autoscalers, by model.
@@ -95,7 +101,7 @@ fn models(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     ];
     let all: Vec<_> = names.values().map(|model| (model, of(model))).collect();
     for (at, family) in families.into_iter().enumerate() {
-        let mut lines = page.family(family);
+        let lines = page.family(family);
         for (model, values) in &all {
             lines.value(&[model.as_str()], values[at]);
         }
@@ -107,7 +113,7 @@ fn bodies(page: &mut MetricsPage, gateway: &Gateway) {
     page.family(family::BODY_BYTES).value(&[], bodies.held());
     page.family(family::BODY_BYTES_LIMIT).value(&[], gateway.settings().limits.body_budget());
     let RefusedBodies { budget, share, slow } = bodies.refused();
-    let mut refused = page.family(family::BODIES_REFUSED);
+    let refused = page.family(family::BODIES_REFUSED);
     for (reason, count) in [("budget", budget), ("share", share), ("slow", slow)] {
         refused.value(&[reason], count);
     }
@@ -122,7 +128,7 @@ fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
         (family::POD_KV_USAGE, |pod| pod.state().kv_usage()),
     ];
     for (family, gauge) in gauges {
-        let mut lines = page.family(family);
+        let lines = page.family(family);
         for pod in pods {
             lines.value(&[pod.facts().name.as_str()], gauge(pod));
         }
@@ -140,7 +146,7 @@ fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
         }),
     ];
     for (family, all, state) in states {
-        let mut lines = page.family(family);
+        let lines = page.family(family);
         for pod in pods {
             lines.state(pod.facts().name.as_str(), all, state(pod));
         }
@@ -166,37 +172,37 @@ fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
         Some((pod.facts().name.clone(), stats))
     };
     let pod_stats: Vec<_> = pods.iter().filter_map(pod_stats).collect();
-    let mut lines = page.family(family::POD_BLOCKS);
+    let lines = page.family(family::POD_BLOCKS);
     for (name, stats) in &pod_stats {
         lines.value(&[name.as_str()], stats.blocks);
     }
-    let mut lines = page.family(family::INDEX_REFUSED);
+    let lines = page.family(family::INDEX_REFUSED);
     for (name, stats) in &pod_stats {
         lines.value(&[name.as_str()], stats.counters.refused);
     }
 }
 
 fn events(page: &mut MetricsPage, all: &[PodStatus]) {
-    let mut lines = page.family(family::EVENT_SOURCES);
+    let lines = page.family(family::EVENT_SOURCES);
     for pod in all {
         for source in &pod.sources {
-            lines.value(&[&*pod.pod, source], 1);
+            lines.value(&[&*pod.pod, source], 1_u8);
         }
     }
     let states = ["waiting", "live", "unsure", "partial", "stale", "quarantined"];
-    let mut lines = page.family(family::EVENT_STATE);
+    let lines = page.family(family::EVENT_STATE);
     for pod in all {
         lines.state(&pod.pod, &states, feed_state(pod.status.state));
     }
     for (family, gauge) in FEED_GAUGES {
-        let mut lines = page.family(family);
+        let lines = page.family(family);
         for pod in all {
             if let Some(value) = gauge(&pod.status) {
                 lines.value(&[&*pod.pod], value);
             }
         }
     }
-    let mut lines = page.family(family::EVENT_BATCHES);
+    let lines = page.family(family::EVENT_BATCHES);
     for pod in all {
         let FeedCounters { batches, repeated, outdated, unnumbered, malformed, dropped, .. } =
             pod.status.counters;
@@ -220,7 +226,7 @@ fn events(page: &mut MetricsPage, all: &[PodStatus]) {
         (family::EVENT_THROTTLED, |counters| counters.throttled),
     ];
     for (family, counter) in counters {
-        let mut lines = page.family(family);
+        let lines = page.family(family);
         for pod in all {
             lines.value(&[&*pod.pod], counter(&pod.status.counters));
         }
@@ -229,10 +235,10 @@ fn events(page: &mut MetricsPage, all: &[PodStatus]) {
 
 fn modes(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     let routes = gateway.routes();
-    let mut lines = page.family(family::CACHE_MODE);
+    let lines = page.family(family::CACHE_MODE);
     for (name, profile) in routes.profiles() {
         if let Some(without_events) = profile.without_events() {
-            lines.value(&[name.as_str(), cache_mode(profile, pods), without_events.word()], 1);
+            lines.value(&[name.as_str(), cache_mode(profile, pods), without_events.word()], 1_u8);
         }
     }
 }
@@ -251,26 +257,26 @@ pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
 /// Without a checkpoint, or before the first write, the families have no lines.
 fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     let history = gateway.checkpoint.as_ref().map(|checkpoint| checkpoint.history());
-    let mut writes = page.family(family::CHECKPOINT_WRITES);
+    let writes = page.family(family::CHECKPOINT_WRITES);
     if let Some(history) = history {
         writes.value(&["written"], history.written);
         writes.value(&["failed"], history.failed);
     }
     let last = history.and_then(|history| history.last);
-    let mut age = page.family(family::CHECKPOINT_AGE);
+    let age = page.family(family::CHECKPOINT_AGE);
     if let Some((at, _)) = last {
         age.value(&[], gateway.now().since(at).as_secs_f64());
     }
-    let mut bytes = page.family(family::CHECKPOINT_BYTES);
+    let bytes = page.family(family::CHECKPOINT_BYTES);
     if let Some((_, written)) = last {
         bytes.value(&[], written.bytes);
     }
-    let mut pods = page.family(family::CHECKPOINT_PODS);
+    let pods = page.family(family::CHECKPOINT_PODS);
     if let Some((_, written)) = last {
         pods.value(&["kept"], written.pods);
         pods.value(&["left_out"], written.left_out);
     }
-    let mut lines = page.family(family::CHECKPOINT_RECALLED);
+    let lines = page.family(family::CHECKPOINT_RECALLED);
     if history.is_some() {
         let all = gateway.pods().events().status(gateway.now());
         for state in [Resumed::Waiting, Resumed::Confirmed, Resumed::Dropped] {

@@ -1,5 +1,6 @@
 //! The server: how it starts, accepts connections, routes requests, drains and shuts down.
 
+pub mod export;
 mod front;
 #[cfg(feature = "grpc")]
 mod grpc;

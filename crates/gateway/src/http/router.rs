@@ -28,7 +28,7 @@ use wornpath_routing::Health;
 /// The prefix of the path that names one model.
 const MODEL_PATH: &str = "/v1/models/";
 
-static METRICS: TaskName = TaskName::new("write the metrics");
+pub(super) static METRICS: TaskName = TaskName::new("write the metrics");
 
 /// Answers one request, of a client at `address`.
 ///

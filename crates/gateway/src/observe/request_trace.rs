@@ -137,7 +137,8 @@ impl Sampler {
         now: Moment,
         random: impl Fn() -> u64,
     ) -> Option<Box<RequestTrace>> {
-        let context = settings.telemetry.as_ref().and_then(|telemetry| {
+        let exported = settings.telemetry.as_ref().filter(|telemetry| telemetry.traces.is_some());
+        let context = exported.and_then(|telemetry| {
             let continued = TraceContext::read(headers, 0);
             // A caller that opts out is not traced; one without a context is traced at random.
             let is_drawn = || {
@@ -185,7 +186,7 @@ pub(crate) fn kept(trace: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wornpath_config::TelemetrySettings;
+    use wornpath_config::{OtlpTarget, TelemetrySettings};
 
     fn headers(traceparent: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -209,7 +210,11 @@ mod tests {
 
     #[test]
     fn a_callers_trace_is_continued_and_others_are_sampled_at_random() {
-        let telemetry = TelemetrySettings { share: 0.5, ..TelemetrySettings::default() };
+        let telemetry = TelemetrySettings {
+            share: 0.5,
+            traces: Some(OtlpTarget::default()),
+            ..TelemetrySettings::default()
+        };
         let settings =
             Settings { explained: 0.0, telemetry: Some(telemetry), ..Settings::default() };
         let sampler = Sampler::default();

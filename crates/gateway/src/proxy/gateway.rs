@@ -102,7 +102,7 @@ impl Gateway {
                 settings.workers.get(),
             ),
             threads,
-            pods: Arc::new(PodRegistry::new(settings, background, clock, seed)?),
+            pods: Arc::new(PodRegistry::new(settings, background, clock)?),
             seed,
             is_draining: AtomicBool::new(false),
             connections: AtomicUsize::new(0),

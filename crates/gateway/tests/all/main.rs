@@ -5,6 +5,5 @@ mod engine_priority;
 mod isolation;
 mod numbers;
 mod ops;
-#[cfg(feature = "grpc")]
 mod proto;
 mod served;

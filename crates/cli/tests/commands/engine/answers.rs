@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
-use wornpath_sim::replay::{ReplayFleet, Trace, replay};
+use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, replay};
 use wornpath_sim::{EngineProfile, EngineSettings, RequestId, SimEngine, SimOutcome, SimRequest};
 
 const STORY: &str = "Once upon a time there was a king who had three daughters and no sons at all.";
@@ -142,7 +142,7 @@ fn the_served_engine_and_a_replay_hit_alike() {
         ..ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), 1, 1)
     };
     let yaml = include_str!("../../../../../profiles/least-load.yaml");
-    let records = replay(&trace, ("least-load", yaml), &fleet).unwrap();
+    let records = replay(&trace, ProfileText { name: "least-load", yaml }, &fleet).unwrap();
     let asked = |prompt: &String| {
         served.complete(0, &json!({"prompt": prompt, "max_tokens": 1})).cached_tokens()
     };

@@ -123,7 +123,7 @@ families! {
     INDEX_BYTES = Gauge "wornpath_index_table_bytes" []
         "Size of the index's tables in bytes.";
     INDEX_SUSPECTS = Gauge "wornpath_index_suspects" []
-        "Pods whose prefixes may have gaps, so that lookups check every block.";
+        "Pods with more gaps in their prefixes than lookups can check one by one: these pods' blocks are read one after another.";
     POD_BLOCKS = Gauge "wornpath_pod_blocks" ["pod"]
         "Blocks in the index for the pod.";
     EVENT_SOURCES = Gauge "wornpath_pod_event_source_info" ["pod", "source"]
@@ -198,6 +198,8 @@ families! {
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]
         "Traced requests: `exported`, `failed` (the collector refused them) or `dropped` (export queue full).";
+    METRIC_EXPORTS = Counter "wornpath_metric_exports_total" ["fate"]
+        "Exports of all metrics by OTLP: `exported`, or `failed` (the collector refused them, or was not reached).";
     BUILD = Gauge "wornpath_build_info" ["version"]
         "Always 1; the label is the running version.";
 }

@@ -8,13 +8,14 @@
 pub(crate) mod accuracy;
 pub mod family;
 mod histogram;
+pub(crate) mod page;
 pub(crate) mod text;
 pub mod totals;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::Moment;
@@ -26,10 +27,10 @@ pub use histogram::{BOUNDS, Histogram};
 pub use totals::{Figures, Totals};
 
 use crate::dialect::Api;
+use crate::observe::export_counts::ExportCounts;
 use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, Usage};
-use crate::observe::telemetry::SpanCounts;
 use histogram::SeriesTable;
-use text::MetricsPage;
+use page::{FamilySamples, MetricsPage};
 
 /// The counters of the gateway.
 #[derive(Default)]
@@ -47,7 +48,10 @@ pub struct Metrics {
     pruned: Mutex<Figures>,
     /// Pods that were removed, and maybe added again.
     removed: Mutex<HashMap<Name, RemovedPod>>,
-    spans: OnceLock<Arc<SpanCounts>>,
+    /// Of traced requests.
+    pub(crate) traces: Arc<ExportCounts>,
+    /// Of all metrics, by OTLP.
+    pub(crate) exports: Arc<ExportCounts>,
 }
 
 /// The labels of the request counter.
@@ -201,12 +205,6 @@ impl Metrics {
         self.silent().contains(pod)
     }
 
-    /// Sets the counters of the trace exporter, before the first request.
-    pub fn count_spans(&self, counts: Arc<SpanCounts>) {
-        // Set only once, at start.
-        let _ = self.spans.set(counts);
-    }
-
     pub(crate) fn silent(&self) -> MutexGuard<'_, HashSet<Name>> {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -290,7 +288,7 @@ impl Metrics {
         ends.sort_by_cached_key(|(key, _)| {
             (key.profile.to_string(), pod_label(key.pod.as_ref()), key.api.name(), key.status)
         });
-        let mut family = page.family(family::REQUESTS);
+        let family = page.family(family::REQUESTS);
         for (key, count) in &ends {
             let pod = pod_label(key.pod.as_ref());
             let status = key.status.to_string();
@@ -299,19 +297,14 @@ impl Metrics {
         }
         let mut pods = self.pods.all();
         pods.sort_by_cached_key(|(key, _)| (key.profile.to_string(), pod_label(key.pod.as_ref())));
-        let each =
-            |page: &mut MetricsPage,
-             family,
-             write: &dyn Fn(&mut text::MetricLines<'_>, &[&str], &PodCounters)| {
-                let mut family = page.family(family);
-                for (key, counters) in &pods {
-                    write(
-                        &mut family,
-                        &[key.profile.as_str(), &pod_label(key.pod.as_ref())],
-                        counters,
-                    );
-                }
-            };
+        let each = |page: &mut MetricsPage,
+                    family,
+                    write: &dyn Fn(&mut FamilySamples, &[&str], &PodCounters)| {
+            let family = page.family(family);
+            for (key, counters) in &pods {
+                write(family, &[key.profile.as_str(), &pod_label(key.pod.as_ref())], counters);
+            }
+        };
         each(page, family::REQUEST_SECONDS, &|family, labels, counters| {
             family.histogram(labels, &counters.total);
         });
@@ -350,28 +343,32 @@ impl Metrics {
         page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
         let mut scrapes = self.scrapes.all();
         scrapes.sort_by_cached_key(|(pod, _)| pod.to_string());
-        let mut family = page.family(family::SCRAPES);
+        let family = page.family(family::SCRAPES);
         for (pod, scrapes) in &scrapes {
             family.value(&[pod.as_str(), "read"], scrapes[Scrape::Read as usize].load(Relaxed));
             family.value(&[pod.as_str(), "missed"], scrapes[Scrape::Missed as usize].load(Relaxed));
         }
-        let mut family = page.family(family::RELOADS);
+        let family = page.family(family::RELOADS);
         for (result, reload) in [("applied", Reload::Applied), ("refused", Reload::Refused)] {
             family.value(&[result], self.reloads[reload as usize].load(Relaxed));
         }
-        let mut family = page.family(family::UNTOKENIZED);
+        let family = page.family(family::UNTOKENIZED);
         for reason in Untokenized::ALL {
             family.value(&[reason.word()], self.untokenized[reason as usize].load(Relaxed));
         }
-        let none = SpanCounts::default();
-        let spans = self.spans.get().map_or(&none, |spans| spans);
-        let mut family = page.family(family::TRACES);
-        for (fate, count) in
-            [("exported", &spans.exported), ("failed", &spans.failed), ("dropped", &spans.dropped)]
-        {
+        let family = page.family(family::TRACES);
+        let traces = &self.traces;
+        for (fate, count) in [
+            ("exported", &traces.exported),
+            ("failed", &traces.failed),
+            ("dropped", &traces.dropped),
+        ] {
             family.value(&[fate], count.load(Relaxed));
         }
-        page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION")], 1);
+        let family = page.family(family::METRIC_EXPORTS);
+        family.value(&["exported"], self.exports.exported.load(Relaxed));
+        family.value(&["failed"], self.exports.failed.load(Relaxed));
+        page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION")], 1_u8);
     }
 }
 

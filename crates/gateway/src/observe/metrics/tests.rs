@@ -28,7 +28,7 @@ fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {
 fn page(metrics: &Metrics) -> String {
     let mut page = MetricsPage::default();
     metrics.write_counters(&mut page);
-    page.finish()
+    text::text(&page)
 }
 
 #[test]

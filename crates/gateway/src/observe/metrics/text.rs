@@ -1,82 +1,54 @@
-//! Writer of Prometheus' text format, for declared metrics only.
+//! Prometheus' text format.
 
-use std::fmt::{Display, Write};
+use std::borrow::Cow;
+use std::fmt::Write;
 
-use crate::observe::metrics::family::{Family, MetricKind};
-use crate::observe::metrics::histogram::{BOUNDS, Histogram};
+use crate::observe::metrics::family::Family;
+use crate::observe::metrics::histogram::BOUNDS;
+use crate::observe::metrics::page::{FamilySamples, MetricsPage, SampleValue};
 
-/// A metrics page under construction.
-#[derive(Debug, Default)]
-pub(crate) struct MetricsPage(String);
-
-/// The lines of one metric on the page.
-pub(crate) struct MetricLines<'a> {
-    page: &'a mut String,
-    family: Family,
-}
-
-impl MetricsPage {
-    /// Writes the head of a metric.
-    pub(crate) fn family(&mut self, family: Family) -> MetricLines<'_> {
+/// The page as text.
+pub(crate) fn text(page: &MetricsPage) -> String {
+    let mut text = String::new();
+    let bounds: Vec<String> = BOUNDS.iter().map(f64::to_string).chain(["+Inf".into()]).collect();
+    for FamilySamples { family, samples } in page.families() {
         let Family { name, kind, help, .. } = family;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        MetricLines { page: &mut self.0, family }
-    }
-
-    /// The text of the page.
-    #[must_use]
-    pub(crate) fn finish(self) -> String {
-        self.0
-    }
-}
-
-impl MetricLines<'_> {
-    /// Writes one value, with one string per label.
-    ///
-    /// # Panics
-    /// If there are more or fewer values than the metric has labels.
-    pub(crate) fn value(&mut self, labels: &[&str], value: impl Display) {
-        let _ = writeln!(self.page, "{}{} {value}", self.family.name, self.labels(labels, None));
-    }
-
-    /// Writes 1 for the current state and 0 for all others.
-    pub(crate) fn state(&mut self, label: &str, states: &[&str], is: &str) {
-        for state in states {
-            self.value(&[label, state], u8::from(*state == is));
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        for sample in samples {
+            let labels = labels(family, &sample.labels);
+            let all = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+            match &sample.value {
+                SampleValue::Number(value) => {
+                    let _ = writeln!(text, "{name}{all} {value}");
+                }
+                SampleValue::Histogram { counts, sum } => {
+                    let comma = if labels.is_empty() { "" } else { "," };
+                    for (bound, count) in bounds.iter().zip(counts) {
+                        let le = format_args!("{{{labels}{comma}le=\"{bound}\"}}");
+                        let _ = writeln!(text, "{name}_bucket{le} {count}");
+                    }
+                    let _ = writeln!(text, "{name}_sum{all} {sum}");
+                    let _ = writeln!(text, "{name}_count{all} {}", counts[BOUNDS.len()]);
+                }
+            }
         }
     }
-
-    /// Writes all lines of a histogram.
-    pub(crate) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
-        assert_eq!(self.family.kind, MetricKind::Histogram, "{} is no histogram", self.family.name);
-        let name = self.family.name;
-        let counts = histogram.cumulative();
-        let bounds = BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-        for (bound, count) in bounds.zip(counts) {
-            let labels = self.labels(labels, Some(&bound));
-            let _ = writeln!(self.page, "{name}_bucket{labels} {count}");
-        }
-        let labels = self.labels(labels, None);
-        let _ = writeln!(self.page, "{name}_sum{labels} {}", histogram.sum());
-        let _ = writeln!(self.page, "{name}_count{labels} {}", counts[BOUNDS.len()]);
-    }
-
-    fn labels(&self, values: &[&str], bound: Option<&str>) -> String {
-        let names = self.family.labels;
-        assert_eq!(names.len(), values.len(), "labels of {}", self.family.name);
-        let mut pairs: Vec<_> = names
-            .iter()
-            .zip(values)
-            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
-            .collect();
-        pairs.extend(bound.map(|bound| format!("le=\"{bound}\"")));
-        if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) }
-    }
+    text
 }
 
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// The labels of one sample, without braces.
+fn labels(family: &Family, values: &[String]) -> String {
+    let pairs = family.labels.iter().zip(values);
+    let pairs = pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
+    pairs.collect::<Vec<_>>().join(",")
+}
+
+fn escaped(value: &str) -> Cow<'_, str> {
+    if !value.contains(['\\', '"', '\n']) {
+        return Cow::Borrowed(value);
+    }
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").into()
 }
 
 #[cfg(test)]
@@ -87,9 +59,9 @@ mod tests {
     #[test]
     fn a_label_cannot_break_out_of_its_quotes() {
         let mut page = MetricsPage::default();
-        page.family(POD_REQUESTS).value(&["a\"} 1\nb\\"], 3);
-        page.family(WAITING).value(&[], 0);
-        let text = page.finish();
+        page.family(POD_REQUESTS).value(&["a\"} 1\nb\\"], 3_u64);
+        page.family(WAITING).value(&[], 0_u64);
+        let text = text(&page);
         assert!(text.contains("\nwornpath_pod_requests{pod=\"a\\\"} 1\\nb\\\\\"} 3\n"), "{text}");
         assert!(text.ends_with("# TYPE wornpath_queue_waiting gauge\nwornpath_queue_waiting 0\n"));
     }

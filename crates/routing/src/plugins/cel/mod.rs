@@ -11,6 +11,8 @@
 //! once ([`program`]).
 
 mod check;
+#[cfg(all(test, feature = "cel-oracle"))]
+mod oracle;
 mod parse;
 mod program;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::parse::CelProblem;
 use super::*;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Field {
+pub(super) enum Field {
     Requests,
     Usage,
     Draining,
@@ -13,10 +13,10 @@ enum Field {
 }
 
 /// Three equal candidates, whose fields vary (columns) or do not (single numbers).
-struct Pod(Varying);
+pub(super) struct Pod(pub(super) Varying);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Varying {
+pub(super) enum Varying {
     Yes,
     No,
 }
