@@ -33,7 +33,7 @@ const PARTS: &[ReferencePart] = &[
     ),
     (
         "listen.epp",
-        "The endpoint picker of a Gateway API Inference Extension ([page](endpoint-picker.md)): an address, or a map. Disabled by default; needs the feature `grpc`.",
+        "The endpoint picker of a Gateway API Inference Extension ([page](endpoint-picker.md)): an address, or a map. Disabled by default; needs the feature `grpc`. `tls` is a map, or `self_signed`: a certificate that is made when the configuration is read, for gateways that encrypt without checking who answers.",
         epp::EPP,
     ),
     (

@@ -65,6 +65,14 @@ impl ListenerTls {
         Ok(Self { config: Arc::new(config), certificate, is_mutual })
     }
 
+    /// TLS with a new certificate that no CA has signed.
+    ///
+    /// # Errors
+    /// If the operating system gives no randomness.
+    pub fn self_signed() -> Result<Self, TlsError> {
+        Self::new(ServerIdentity::self_signed("wornpath")?, None, Oldest::default())
+    }
+
     /// Offers HTTP/2 as well, for gRPC.
     #[must_use]
     pub fn with_http2(mut self) -> Self {

@@ -1,5 +1,5 @@
-//! TLS that several crates need: certificates and keys from PEM files ([`ServerIdentity`],
-//! [`roots`]), TLS towards a broker or a database ([`ClientTls`]), and what a failed handshake means
+//! TLS that several crates need: certificates and keys, from PEM files or self-signed
+//! ([`ServerIdentity`], [`roots`]), TLS towards a broker or a database ([`ClientTls`]), and what a failed handshake means
 //! ([`explain`]).
 //!
 //! There is one TLS stack, rustls with ring, and no default: the caller says which CAs sign

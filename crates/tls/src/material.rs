@@ -24,6 +24,9 @@ pub enum TlsError {
     /// A CA certificate cannot be used as a trust anchor.
     #[error("invalid CA certificate: {0}")]
     Roots(String),
+    /// The operating system gives no randomness, or there is no room for a certificate.
+    #[error("cannot make a certificate: {0}")]
+    Made(String),
     /// The configured server name is not valid.
     #[error("it is not a valid server name")]
     Name,
@@ -54,6 +57,18 @@ impl ServerIdentity {
     /// If there is no key.
     pub fn key(pem: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
         PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| TlsError::NoKey)
+    }
+
+    /// A new key and a certificate for `name` that no CA has signed: for callers that encrypt
+    /// without checking who answers.
+    ///
+    /// # Errors
+    /// If the operating system gives no randomness.
+    pub fn self_signed(name: &str) -> Result<Self, TlsError> {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]);
+        let made = made.map_err(|error| TlsError::Made(error.to_string()))?;
+        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        Ok(Self::new(vec![made.cert.der().clone()], key))
     }
 
     /// An identity of chain and key. Its user checks them against each other.

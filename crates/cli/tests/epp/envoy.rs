@@ -26,18 +26,30 @@ pub(crate) enum Failure {
     Open,
 }
 
-/// Where the picker is.
+/// Where the picker is, and how Envoy connects to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Picker {
-    pub(crate) port: u16,
-    /// The file with the certificate that it must show, if Envoy speaks TLS to it and checks its
-    /// health.
-    pub(crate) certificate: Option<String>,
+    /// One port for each replica.
+    pub(crate) ports: Vec<u16>,
+    pub(crate) trust: Trust,
+    /// Whether Envoy checks the health of each replica.
+    pub(crate) is_checked: bool,
+}
+
+/// What the picker has to show.
+#[derive(Clone, Debug)]
+pub(crate) enum Trust {
+    /// Nothing: without TLS.
+    Plain,
+    /// Any certificate, which nothing checks.
+    Anything,
+    /// The certificate of a file.
+    Certificate(String),
 }
 
 impl From<u16> for Picker {
     fn from(port: u16) -> Self {
-        Self { port, certificate: None }
+        Self { ports: vec![port], trust: Trust::Plain, is_checked: false }
     }
 }
 
@@ -155,6 +167,7 @@ fn pods_cluster(pods: &Pods) -> Value {
                 // By default, three requests at once may be retried.
                 "circuit_breakers": {"thresholds": [{"max_retries": 1000}]},
                 "load_assignment": endpoints("pods", &ports),
+                "typed_extension_protocol_options": {PROTOCOL: http1_with_trailers()},
                 "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
             })
         }
@@ -171,27 +184,40 @@ fn access_log(path: &str) -> Value {
     json!({"name": "envoy.access_loggers.file", "typed_config": log})
 }
 
+const PROTOCOL: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
+/// How Envoy speaks to a cluster.
+fn protocol(config: Value) -> Value {
+    let config = json!({"explicit_http_config": config});
+    typed("extensions.upstreams.http.v3.HttpProtocolOptions", config)
+}
+
+fn http1_with_trailers() -> Value {
+    protocol(json!({"http_protocol_options": {"enable_trailers": true}}))
+}
+
 fn picker_cluster(picker: &Picker) -> Value {
-    let http2 = typed(
-        "extensions.upstreams.http.v3.HttpProtocolOptions",
-        json!({"explicit_http_config": {"http2_protocol_options": {}}}),
-    );
+    let http2 = protocol(json!({"http2_protocol_options": {}}));
     let mut cluster = json!({
         "name": "picker", "connect_timeout": "1s", "type": "STATIC",
-        "load_assignment": endpoints("picker", &[picker.port]),
+        "load_assignment": endpoints("picker", &picker.ports),
         "circuit_breakers": {"thresholds": [{"max_requests": 40000, "max_connections": 10000}]},
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2,
-        },
+        "typed_extension_protocol_options": {PROTOCOL: http2},
     });
-    if let Some(certificate) = &picker.certificate {
-        let validation = json!({"trusted_ca": {"filename": certificate}});
+    let validation = match &picker.trust {
+        Trust::Plain => None,
+        Trust::Anything => Some(json!({})),
+        Trust::Certificate(file) => Some(json!({"trusted_ca": {"filename": file}})),
+    };
+    if let Some(validation) = validation {
         let context = typed(
             "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
             json!({"common_tls_context": {"validation_context": validation}}),
         );
         cluster["transport_socket"] =
             json!({"name": "envoy.transport_sockets.tls", "typed_config": context});
+    }
+    if picker.is_checked {
         cluster["health_checks"] = json!([{
             "timeout": "2s", "interval": "0.1s", "no_traffic_interval": "0.1s",
             "unhealthy_threshold": 1, "healthy_threshold": 1,
@@ -224,6 +250,7 @@ fn configuration(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         json!({
             "stat_prefix": "in",
+            "http_protocol_options": {"enable_trailers": true},
             "access_log": [access_log(log)],
             "route_config": {"virtual_hosts": [{
                 "name": "all", "domains": ["*"],
@@ -282,11 +309,11 @@ impl Envoy {
         self.wait();
     }
 
-    /// Whether its health checks say that the picker serves.
-    pub(crate) fn has_healthy_picker(&self) -> bool {
+    /// How many replicas of the picker serve, as its health checks say.
+    pub(crate) fn healthy_pickers(&self) -> usize {
         let page = Exchange::open(&self.admin, "GET", "/clusters", "").finish().unwrap().text;
         let flags = |line: &&str| line.starts_with("picker::127.") && line.contains("health_flags");
-        page.lines().find(flags).unwrap().ends_with("::healthy")
+        page.lines().filter(flags).filter(|line| line.ends_with("::healthy")).count()
     }
 
     /// Why the request with this `x-test-id` ended, as Envoy logs it.
@@ -321,7 +348,8 @@ impl Envoy {
     }
 }
 
-fn run(configuration: &str) -> Child {
+/// Starts Envoy with the configuration in a file.
+pub(crate) fn run(configuration: &str) -> Child {
     // The wrapper of the package replaces itself by Envoy.
     Command::new("envoy")
         .args(["-c", configuration, "--use-dynamic-base-id", "--concurrency", "2"])

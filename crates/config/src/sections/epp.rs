@@ -48,7 +48,7 @@ pub(crate) fn epp(
     };
     let entry = SettingEntry { name: "epp", span: node.span, settings };
     let section = Section::read(entry, EPP, &["tls"], &mut diagnostics.problems);
-    let tls = tls::listener(node.get("tls"), diagnostics);
+    let tls = tls::listener_or_self_signed(node.get("tls"), diagnostics);
     let health: Option<SocketAddr> = section.parsed("health", ADDRESS, &mut diagnostics.problems);
     let objectives = objectives(&section, diagnostics);
     let address = section.parsed("address", ADDRESS, &mut diagnostics.problems)?;

@@ -52,6 +52,27 @@ pub(crate) fn listener(node: Option<&Node>, diagnostics: &mut Diagnostics) -> Op
         .ok()
 }
 
+/// The `tls` of a listener whose callers may not check its certificate: also `self_signed`.
+pub(crate) fn listener_or_self_signed(
+    node: Option<&Node>,
+    diagnostics: &mut Diagnostics,
+) -> Option<ListenerTls> {
+    let node = node?;
+    let Some(text) = node.text() else { return listener(Some(node), diagnostics) };
+    let problem = if text == "self_signed" {
+        match ListenerTls::self_signed() {
+            Ok(tls) => return Some(tls),
+            Err(error) => Problem::new(ProblemKind::BadParameter, node.span, error.to_string()),
+        }
+    } else {
+        let message = format!("`tls` is `{text}`");
+        Problem::new(ProblemKind::BadParameter, node.span, message)
+    };
+    let cure = "write `self_signed`, or `{certificate: …, key: …}`";
+    diagnostics.problems.push(problem.cure(cure));
+    None
+}
+
 /// The TLS settings of pods at `https://`, if there are any.
 pub(crate) fn pods(root: &Node, diagnostics: &mut Diagnostics) -> Option<PodTls> {
     client(root.get("pod_tls"), "pod_tls", diagnostics, POD_TLS, pod_tls)
