@@ -58,7 +58,16 @@ wornpath/model: {{ .model.name }}
 {{- end -}}
 {{- $listen := dict "client" $client "admin" "127.0.0.1:8081" -}}
 {{- if eq .Values.mode "picker" -}}
-{{- $_ := set $listen "epp" "0.0.0.0:9002" -}}
+{{- $epp := dict "address" "0.0.0.0:9002" "destinations" .Values.picker.destinations -}}
+{{- if eq .Values.picker.tls.kind "selfSigned" -}}
+{{- $_ := set $epp "tls" "self_signed" -}}
+{{- else if eq .Values.picker.tls.kind "secret" -}}
+{{- $_ := set $epp "tls" (dict "certificate" "/etc/wornpath-picker-tls/tls.crt" "key" "/etc/wornpath-picker-tls/tls.key") -}}
+{{- end -}}
+{{- with .Values.picker.objectives -}}
+{{- $_ := set $epp "objectives" . -}}
+{{- end -}}
+{{- $_ := set $listen "epp" $epp -}}
 {{- end -}}
 {{- $models := list -}}
 {{- $discovery := list -}}
@@ -94,6 +103,12 @@ wornpath/model: {{ .model.name }}
 {{- define "wornpath.check" -}}
 {{- if not (has .Values.mode (list "gateway" "picker")) -}}{{ fail (printf "mode is %q; give gateway or picker" .Values.mode) }}{{- end -}}
 {{- if and (eq .Values.mode "picker") (ne (len .Values.models) 1) -}}{{ fail "mode picker needs exactly one model, since an InferencePool has one picker; install the chart once for each model" }}{{- end -}}
+{{- with .Values.picker -}}
+{{- if not (has .failureMode (list "FailClose" "FailOpen")) -}}{{ fail (printf "picker.failureMode is %q; give FailClose or FailOpen" .failureMode) }}{{- end -}}
+{{- if not (has .destinations (list "list" "one")) -}}{{ fail (printf "picker.destinations is %q; give list or one" .destinations) }}{{- end -}}
+{{- if not (has .tls.kind (list "selfSigned" "secret" "none")) -}}{{ fail (printf "picker.tls.kind is %q; give selfSigned, secret or none" .tls.kind) }}{{- end -}}
+{{- if and (eq .tls.kind "secret") (not .tls.secret) -}}{{ fail "picker.tls.kind secret needs picker.tls.secret, the name of a Secret of type kubernetes.io/tls" }}{{- end -}}
+{{- end -}}
 {{- if not .Values.models -}}{{ fail "models is empty; list at least one" }}{{- end -}}
 {{- if not (has .Values.batches.kind (list "none" "volume" "postgres")) -}}{{ fail (printf "batches.kind is %q; give none, volume or postgres" .Values.batches.kind) }}{{- end -}}
 {{- if and (eq .Values.batches.kind "volume") (gt (int .Values.replicas) 1) -}}{{ fail "batches.kind volume works with one router, because a folder has one user; set replicas to 1, or use postgres" }}{{- end -}}

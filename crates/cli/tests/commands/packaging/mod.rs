@@ -1,5 +1,6 @@
 //! Files that ship with the binary: completions, man pages, image, manifests, unit.
 
+mod chart_values;
 mod dockerfile;
 mod kubernetes;
 mod systemd;
