@@ -2,7 +2,7 @@
 //! planes, pickers and engines agree on.
 
 use super::header_changes::HeaderChanges;
-use super::proto;
+use super::{bare, proto};
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
 };
@@ -88,8 +88,10 @@ fn header_map(map: Option<&proto::HeaderMap>) -> HeaderMap {
 /// The head of a request.
 pub(super) fn request(head: &proto::HttpHeaders) -> Result<Parts, HeadError> {
     let map = head.headers.as_ref();
-    let method = text_of(map, ":method").unwrap_or("GET");
-    let path = text_of(map, ":path").unwrap_or("/");
+    let [usual_method, usual_path] =
+        if bare::is_pathless(head) { ["POST", bare::CHAT] } else { ["GET", "/"] };
+    let method = text_of(map, ":method").unwrap_or(usual_method);
+    let path = text_of(map, ":path").unwrap_or(usual_path);
     let request = Request::builder().method(method).uri(path).body(());
     let (mut parts, ()) =
         request.map_err(|error| HeadError(format!("`{method} {path}`: {error}")))?.into_parts();

@@ -6,7 +6,7 @@
 //!
 //! | phase | file | what it does |
 //! |---|---|---|
-//! | head | `head`, `hints` | the request's head; what the data plane says about the request |
+//! | head | `head`, `hints`, `bare` | the request's head; what the data plane says about the request, and what it leaves out |
 //! | body | `request_body` | its chunks, as a body like any other |
 //! | pick | `pick`, `destination` | the stages, then the addresses of the plan |
 //! | answer | `messages` | the addresses and the body, or an error |
@@ -18,6 +18,7 @@
 //! plane.
 
 mod answers;
+mod bare;
 mod destination;
 mod head;
 mod header_changes;

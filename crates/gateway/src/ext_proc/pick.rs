@@ -1,10 +1,11 @@
 //! The pick: runs the stages for a request, and turns the plan into addresses.
 
+use super::bare::{self, NoMoreMessages};
 use super::destination::{Destination, destinations, is_prefill, scores, written};
 use super::head::{self, DESTINATION, PREFILLER, RANK};
 use super::header_changes::HeaderChanges;
 use super::hints::{address, hints};
-use super::proto::{HttpHeaders, Metadata, ProcessingRequest};
+use super::proto::{BodySendMode, HttpHeaders, Metadata, ProcessingRequest};
 use super::request_body::{BodyEnd, RequestBody};
 use super::response::{SentRequest, Trial};
 use crate::dialect::Api;
@@ -22,7 +23,9 @@ use crate::proxy::worker::{LockedInsert, Worker};
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, HeaderValue};
+use hyper::http::uri::PathAndQuery;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use tonic::{Status, Streaming};
 use wornpath_config::Destinations;
@@ -36,6 +39,9 @@ pub(super) struct Question<'a> {
     pub(super) peer: IpAddr,
     pub(super) head: &'a HttpHeaders,
     pub(super) metadata: Option<&'a Metadata>,
+    /// How the body of the response will be sent.
+    pub(super) response_mode: BodySendMode,
+    pub(super) no_more: NoMoreMessages,
 }
 
 /// What becomes of a request.
@@ -121,16 +127,19 @@ pub(super) async fn pick(
     let routed = match received {
         Err(_) if body_end == BodyEnd::Lost => return Ok(Pick::ClientLeft),
         Err(refused) => Err(refused.error),
-        Ok(ingress) => {
+        Ok(mut ingress) => {
+            if bare::is_pathless(question.head) {
+                name_api(&mut ingress.call, pending.get());
+            }
             let routed = route(worker, ingress, &arrival, hints, pending.get());
-            tokio::select! {
-                biased;
-                routed = routed => routed,
-                ended = ended(inbox) => return ended.map(|()| Pick::ClientLeft),
+            match unless_client_left(routed, inbox, question.no_more).await? {
+                Some(routed) => routed,
+                None => return Ok(Pick::ClientLeft),
             }
         }
     };
-    let received = Received { before, length, body_end, has_body };
+    let response_mode = question.response_mode;
+    let received = Received { before, length, body_end, has_body, response_mode };
     let made = routed.and_then(|mut routed| {
         let target = target(worker, &mut routed, epp.destinations)?;
         if wanted == Wanted::Cached {
@@ -164,22 +173,44 @@ struct Received {
     length: Option<u64>,
     body_end: BodyEnd,
     has_body: bool,
+    /// How the body of its response will be sent.
+    response_mode: BodySendMode,
 }
 
-/// Waits until the data plane ends the stream, because the client disconnected.
-async fn ended(inbox: &mut Streaming<ProcessingRequest>) -> Result<(), Status> {
-    match inbox.message().await {
+/// The result of `routing`; none if the client disconnected before.
+async fn unless_client_left<T>(
+    routing: impl Future<Output = T>,
+    inbox: &mut Streaming<ProcessingRequest>,
+    no_more: NoMoreMessages,
+) -> Result<Option<T>, Status> {
+    let mut routing = pin!(routing);
+    let message = tokio::select! {
+        biased;
+        routed = &mut routing => return Ok(Some(routed)),
+        message = inbox.message() => message,
+    };
+    match message {
         Ok(Some(_)) => Err(Status::invalid_argument(
             "a message came after the end of the request and before its answer",
         )),
-        Ok(None) | Err(_) => Ok(()),
+        // A stream that breaks while it waits is dropped with its connection.
+        Ok(None) if no_more == NoMoreMessages::IsWhole => Ok(Some(routing.await)),
+        Ok(None) | Err(_) => Ok(None),
     }
+}
+
+/// Names the API of a request whose data plane did not tell its path.
+fn name_api(call: &mut StepCall, summary: &mut RequestSummary) {
+    let path = bare::path_of(&call.body);
+    summary.api = Api::at(path);
+    call.path = PathAndQuery::from_static(path);
 }
 
 fn wanted(headers: &HeaderMap) -> Wanted {
     let texts = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
-    let is_cached =
-        texts.flat_map(|text| text.split(',')).any(|word| word.trim() == "if-available");
+    let is_cached = texts
+        .flat_map(|text| text.split(','))
+        .any(|word| word.trim().eq_ignore_ascii_case("if-available"));
     if is_cached { Wanted::Cached } else { Wanted::Any }
 }
 
@@ -268,8 +299,8 @@ fn answer(
     received: Received,
 ) -> Result<Answer, ErrorResponse> {
     let call = &mut routed.call;
-    let Received { before, length, body_end, has_body } = received;
-    edit_body(call, target)?;
+    let Received { before, length, body_end, has_body, response_mode } = received;
+    edit_body(call, target, response_mode)?;
     target.endpoint.authorize(&mut call.headers);
     if let Some(rank) = target.rank {
         call.headers.insert(RANK, HeaderValue::from(rank));
@@ -292,15 +323,21 @@ fn answer(
     })
 }
 
-/// Sets the fields of the step in the body, and takes out what its engine refuses.
-fn edit_body(call: &mut StepCall, target: &Target) -> Result<(), ErrorResponse> {
+/// Sets the fields of the step in the body. Asks for token counts that the client does not want only
+/// if the engine accepts that, and if the picker sends the response back, so that it can remove them.
+fn edit_body(
+    call: &mut StepCall,
+    target: &Target,
+    mode: BodySendMode,
+) -> Result<(), ErrorResponse> {
     let mut edits = Vec::new();
     for mutation in &target.step.mutations {
         if let Mutation::Set { field, value } = mutation {
             edits.push(Edit::set(field, value));
         }
     }
-    if call.asks_usage && target.endpoint.usage.is_refused() {
+    let is_passed_back = mode == BodySendMode::FullDuplexStreamed;
+    if call.asks_usage && (target.endpoint.usage.is_refused() || !is_passed_back) {
         edits.push(Edit::remove(STREAM_OPTIONS));
         call.asks_usage = false;
     }

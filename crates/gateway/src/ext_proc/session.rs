@@ -1,6 +1,7 @@
 //! One stream of a data plane: a pick, its answer, and the response.
 
 use super::answers::Outbox;
+use super::bare::NoMoreMessages;
 use super::messages::{self, Direction, Part};
 use super::pick::{Answer, Pick, Question, pick};
 use super::proto::processing_request::Request;
@@ -26,7 +27,9 @@ pub(super) async fn process(
                        mode `request_header_mode: SEND`";
         return Err(Status::invalid_argument(message));
     };
-    let question = Question { peer, head, metadata: first.metadata_context.as_ref() };
+    let metadata = first.metadata_context.as_ref();
+    let no_more = NoMoreMessages::of(&first);
+    let question = Question { peer, head, metadata, response_mode, no_more };
     match Box::pin(pick(&worker, question, &mut inbox)).await? {
         Pick::ClientLeft => Ok(()),
         Pick::Refused(error, api) => {

@@ -1,8 +1,11 @@
 //! Streams against a gateway in this process: the cases of other pickers' tests, and any split and
 //! order of messages.
 
+mod bare;
 mod cases;
+mod modes;
 mod splits;
+mod waiting;
 
 use super::answers::Answers;
 use super::proto::body_mutation::Mutation;
@@ -313,6 +316,17 @@ fn streamed(common: Option<CommonResponse>) -> (Bytes, bool) {
     };
     assert!(streamed.body.len() <= 62_000);
     (streamed.body, streamed.end_of_stream)
+}
+
+/// The status of an error.
+fn code(refused: &ImmediateResponse) -> u16 {
+    u16::try_from(refused.status.unwrap().code).unwrap()
+}
+
+/// Why a request was dropped, as its client reads it.
+fn dropped(refused: &ImmediateResponse) -> Option<String> {
+    let headers = refused.headers.as_ref()?.set_headers.iter();
+    header(headers, "x-llm-d-request-dropped-reason")
 }
 
 fn prompt(text: &str) -> String {

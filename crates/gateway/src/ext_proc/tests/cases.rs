@@ -11,15 +11,6 @@ fn list(texts: &[&str]) -> Value {
     Value { kind: Some(value::Kind::ListValue(ListValue { values })) }
 }
 
-fn code(refused: &ImmediateResponse) -> u16 {
-    u16::try_from(refused.status.unwrap().code).unwrap()
-}
-
-fn dropped(refused: &ImmediateResponse) -> Option<String> {
-    let headers = refused.headers.as_ref()?.set_headers.iter();
-    header(headers, "x-llm-d-request-dropped-reason")
-}
-
 /// A profile that does not read the prompt.
 fn profile(rules: &str) -> String {
     format!(
