@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
+mod bodies;
 mod churn;
 mod envoy;
+mod example;
 mod picks;
+mod replicas;
 #[path = "../support/mod.rs"]
 mod support;
 mod transport;

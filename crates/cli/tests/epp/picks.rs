@@ -7,9 +7,9 @@ use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// Engines, a picker that follows their events, and Envoy.
 struct Setup {
@@ -31,7 +31,7 @@ fn setup(test: &str, engines: &[&str], pods: fn(&Engines) -> Pods, more: &[&str]
     Some(Setup { envoy, picker, engines, port })
 }
 
-fn picker(engines: &Engines, port: u16, more: &[&str]) -> Gateway {
+pub(crate) fn picker(engines: &Engines, port: u16, more: &[&str]) -> Gateway {
     let pods = engines
         .engines
         .iter()
@@ -49,7 +49,7 @@ fn one_destination(engines: &Engines) -> Pods {
     Pods::Named
 }
 
-fn prompt(number: usize) -> Value {
+pub(crate) fn prompt(number: usize) -> Value {
     let text = format!("conversation {number} {}", "goes on and on ".repeat(60));
     json!({"model": "m", "prompt": text, "max_tokens": 4})
 }
@@ -61,17 +61,17 @@ fn in_flight(picker: &Gateway) -> u64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-fn is_idle(picker: &Gateway) {
+pub(crate) fn is_idle(picker: &Gateway) {
     eventually("no load is left", || in_flight(picker) == 0);
 }
 
-fn total(picker: &Gateway, metric: &str) -> u64 {
+pub(crate) fn total(picker: &Gateway, metric: &str) -> u64 {
     let page = picker.get("/metrics").text;
     let lines = page.lines().filter(|line| line.starts_with(metric) && !line.starts_with('#'));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
 }
 
-fn cached(answer: &Response) -> u64 {
+pub(crate) fn cached(answer: &Response) -> u64 {
     assert_eq!(answer.status, 200, "{} {}", answer.head, answer.text);
     answer.cached_tokens()
 }
@@ -250,11 +250,14 @@ fn a_restarted_picker_serves_at_once_and_knows_the_caches_soon() {
     }
     let Setup { mut envoy, picker, engines, port } = it;
     drop(picker);
+    let restarted = Instant::now();
     let picker = self::picker(&engines, port, &[]);
+    assert_eq!(envoy.post(COMPLETIONS, &json!({"model": "m", "prompt": "at once"})).status, 200);
     let blocks = || {
         total(&picker, "wornpath_index_entries{") > 0 || total(&picker, "wornpath_pod_blocks") > 0
     };
     eventually("the caches are known again", blocks);
+    assert!(restarted.elapsed() < Duration::from_secs(10), "{:?}", restarted.elapsed());
     envoy.restart();
     for (number, pod) in pods.iter().enumerate() {
         let answer = envoy.post(COMPLETIONS, &prompt(number));
