@@ -1,5 +1,6 @@
 //! The sections of the file, one module each: its parameters as a table, and how they are read.
 
+pub(crate) mod access_log;
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
 pub(crate) mod discovery;

@@ -120,7 +120,10 @@ pub(super) async fn pick(
     let body_end = body.end();
     let routed = match received {
         Err(_) if body_end == BodyEnd::Lost => return Ok(Pick::ClientLeft),
-        Err(refused) => Err(refused.error),
+        Err(refused) => {
+            pending.get().tenant = refused.tenant;
+            Err(refused.error)
+        }
         Ok(ingress) => {
             let routed = route(worker, ingress, &arrival, hints, pending.get());
             tokio::select! {
@@ -150,7 +153,7 @@ pub(super) async fn pick(
             Ok(Pick::Picked(Box::new(sent), Box::new(answer)))
         }
         Err(error) => {
-            pending.refused(error.status);
+            pending.refused(&error);
             Ok(Pick::Refused(error, error_api))
         }
     }

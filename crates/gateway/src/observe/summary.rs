@@ -35,7 +35,8 @@ impl RequestEnd {
     }
 }
 
-/// A request from its arrival to its end. Contains nothing that the client sent but the model name.
+/// A request from its arrival to its end. Contains nothing that the client sent but its request id, the
+/// model name, and what an error message quotes.
 #[derive(Clone, Debug)]
 pub struct RequestSummary {
     /// The value of `x-request-id`.
@@ -54,10 +55,16 @@ pub struct RequestSummary {
     pub status: u16,
     /// How it ended.
     pub ended: RequestEnd,
+    /// The error that the client got from the gateway, or what broke its response.
+    pub reason: Option<Arc<str>>,
     /// Time from its arrival to the decision, including the wait queue.
     pub decided: Duration,
+    /// Time in the wait queue, and in waiting for the first pod of its model.
+    pub waited: Duration,
     /// Time from its arrival to the first byte of the response body.
     pub first_byte: Option<Duration>,
+    /// Time from its arrival to the first event of the response, if it is a stream.
+    pub first_token: Option<Duration>,
     /// Time from its arrival to its end.
     pub total: Duration,
     /// Attempts after the first.
@@ -101,8 +108,11 @@ impl RequestSummary {
             pod: None,
             status: 0,
             ended: RequestEnd::Refused,
+            reason: None,
             decided: Duration::ZERO,
+            waited: Duration::ZERO,
             first_byte: None,
+            first_token: None,
             total: Duration::ZERO,
             retries: 0,
             is_degraded: false,

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use std::sync::Arc;
-use wornpath_execution::{CallOutcome, Endpoint, PrefillResult, RequestFingerprint};
+use wornpath_execution::{CallError, Endpoint, PrefillResult, RequestFingerprint};
 use wornpath_index::Moment;
 use wornpath_routing::{PlanStep, Reservation};
 
@@ -196,6 +196,9 @@ impl ResponseAccount {
             open.begin(facts);
         }
         let has_started = open.summary.pieces > 0;
+        if let (false, EndMarker::Event(_)) = (has_started, self.end_marker) {
+            open.summary.first_token = Some(open.worker.gateway.now().since(open.arrived));
+        }
         open.summary.pieces += 1;
         open.prefill = None;
         if let Some(load) = &mut open.step.reservation {
@@ -226,13 +229,16 @@ impl ResponseAccount {
         open.prefill = None;
     }
 
-    /// The body broke off with this outcome for its endpoint.
-    pub(crate) fn broke(&mut self, outcome: CallOutcome) {
+    /// The body broke off with this error.
+    pub(crate) fn broke(&mut self, error: &CallError) {
+        if let Some(open) = &mut self.open {
+            open.summary.reason = Some(error.to_string().into());
+        }
         if let Some(OpenResponse { endpoint: Some(endpoint), worker, request, .. }) = &self.open {
             let gateway = &worker.gateway;
             // A request whose response had begun is not poison: pods that die break all streams.
             let blamed = gateway.poison.blamed(*request, gateway.now());
-            endpoint.record_outcome(outcome, blamed, gateway.now());
+            endpoint.record_outcome(error.outcome(), blamed, gateway.now());
         }
         self.end(RequestEnd::Broken);
     }

@@ -198,6 +198,8 @@ families! {
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]
         "Traced requests: `exported`, `failed` (the collector refused them) or `dropped` (export queue full).";
+    ACCESS_LOG_LINES = Counter "wornpath_access_log_lines_total" ["fate"]
+        "Lines of the access log: `written`, `failed` (they could not be written), or `dropped` (the queue was full, because the disk or the reader of the pipe is slower than the requests).";
     METRIC_EXPORTS = Counter "wornpath_metric_exports_total" ["fate"]
         "Exports of all metrics by OTLP: `exported`, or `failed` (the collector refused them, or was not reached).";
     BUILD = Gauge "wornpath_build_info" ["version"]

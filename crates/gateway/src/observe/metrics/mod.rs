@@ -50,6 +50,8 @@ pub struct Metrics {
     removed: Mutex<HashMap<Name, RemovedPod>>,
     /// Of traced requests.
     pub(crate) traces: Arc<ExportCounts>,
+    /// Of lines of the access log.
+    pub(crate) access_log: Arc<ExportCounts>,
     /// Of all metrics, by OTLP.
     pub(crate) exports: Arc<ExportCounts>,
 }
@@ -363,6 +365,13 @@ impl Metrics {
             ("failed", &traces.failed),
             ("dropped", &traces.dropped),
         ] {
+            family.value(&[fate], count.load(Relaxed));
+        }
+        let family = page.family(family::ACCESS_LOG_LINES);
+        let lines = &self.access_log;
+        for (fate, count) in
+            [("written", &lines.exported), ("failed", &lines.failed), ("dropped", &lines.dropped)]
+        {
             family.value(&[fate], count.load(Relaxed));
         }
         let family = page.family(family::METRIC_EXPORTS);
