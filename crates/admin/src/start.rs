@@ -117,6 +117,7 @@ pub fn start_with(
     let metrics = Arc::<Metrics>::default();
     let recent = Arc::<RecentDecisions>::default();
     let settings = gateway.settings();
+    metrics.set_limits(settings.metrics);
     let access_log = access_log(&settings, &metrics)?;
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];

@@ -23,8 +23,8 @@ use crate::sections::pods::PodScope;
 use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
-    access_log, batch, checkpoint, discovery, limits, listen, models, pods, profiles, routes,
-    sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, discovery, limits, listen, metrics, models, pods, profiles,
+    routes, sources, telemetry, tenants, tls,
 };
 use crate::settings::ModelSettings;
 use crate::settings::{CacheSharing, Credentials, DebugHeaders, LogFormat, Settings, StreamUsage};
@@ -58,7 +58,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "listen",
     "models",
     "pods",
@@ -80,6 +80,7 @@ const KEYS: [&str; 27] = [
     "reveal",
     "credentials",
     "explained",
+    "metrics",
     "access_log",
     "log_format",
     "telemetry",
@@ -359,6 +360,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     routes::check_roles(root, roles, &settings, diagnostics);
     routes::check_events(root, &pods, &settings, diagnostics);
     limits::bounds(root, &mut settings, diagnostics);
+    settings.metrics = metrics::metrics(root, diagnostics);
     settings.access_log = access_log::access_log(root, diagnostics);
     settings.telemetry = telemetry::telemetry(root, diagnostics);
     settings.batch = batch::batch(root, diagnostics);

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    access_log, batch, checkpoint, discovery, epp, kubernetes, limits, listen, models, password,
-    pods, routes, sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, discovery, epp, kubernetes, limits, listen, metrics, models,
+    password, pods, routes, sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -116,6 +116,11 @@ const PARTS: &[ReferencePart] = &[
     ("retries", "The retry budget.", limits::RETRIES),
     ("breaker", "The circuit breaker of each pod.", limits::BREAKER),
     ("drain", "Shutdown.", limits::DRAIN),
+    (
+        "metrics",
+        "The cardinality of `/metrics`. Pods have series of their own without a limit, and are removed with their pod.",
+        metrics::METRICS,
+    ),
     (
         "access_log",
         "A line for every finished request to an engine, of clients, of batches and of data planes that ask the endpoint \

@@ -73,6 +73,8 @@ pub struct Settings {
     pub upstream_credentials: Credentials,
     /// Decisions per second that are recorded in full.
     pub explained: f64,
+    /// How many names get series of their own.
+    pub metrics: MetricLimits,
     /// The line about each finished request, if enabled.
     pub access_log: Option<AccessLogSettings>,
     /// How the lines of the log are written.
@@ -83,6 +85,21 @@ pub struct Settings {
     pub batch: Option<BatchRules>,
     /// Worker threads for client connections.
     pub workers: NonZeroUsize,
+}
+
+/// How many names get series of their own; the others share the label `other`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MetricLimits {
+    /// Models.
+    pub models: usize,
+    /// Tenants.
+    pub tenants: usize,
+}
+
+impl Default for MetricLimits {
+    fn default() -> Self {
+        Self { models: 20, tenants: 50 }
+    }
 }
 
 /// The line about each finished request.
@@ -234,6 +251,7 @@ impl Default for Settings {
             reveal: DebugHeaders::Nothing,
             upstream_credentials: Credentials::None,
             explained: 1.0,
+            metrics: MetricLimits::default(),
             access_log: None,
             log_format: LogFormat::Text,
             telemetry: None,

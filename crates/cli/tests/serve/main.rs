@@ -20,6 +20,7 @@ mod full_caches;
 mod kubernetes;
 mod kv_load;
 mod long_prompts;
+mod metrics_formats;
 mod models;
 mod openapi;
 #[cfg(all(feature = "grpc", feature = "otlp"))]

@@ -8,6 +8,7 @@ pub(crate) mod epp;
 pub(crate) mod kubernetes;
 pub(crate) mod limits;
 pub(crate) mod listen;
+pub(crate) mod metrics;
 pub(crate) mod models;
 pub(crate) mod password;
 pub(crate) mod pods;

@@ -210,7 +210,9 @@ impl RunningConfig {
         let is_adopted = |pod: &PodConfig| changed.iter().any(|entry| is_same(entry, pod));
         let adopted: Vec<_> = self.ownership.unlisted().into_iter().filter(is_adopted).collect();
         let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::per_rank).collect();
+        let metric_limits = settings.metrics;
         self.registry.apply_adopting(settings, &adopted)?;
+        self.metrics.set_limits(metric_limits);
         self.ownership.set_listed(listed, &changed);
         let mut wants_restart = wants_restart(&state.started, &config);
         if changes_block_size {

@@ -1,6 +1,7 @@
 //! Observability: metrics, traces, access log and traffic recordings of finished requests.
 
 pub mod access_log;
+pub mod buckets;
 pub(crate) mod export_counts;
 pub mod metrics;
 #[cfg(feature = "otlp")]

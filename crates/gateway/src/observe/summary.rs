@@ -1,6 +1,7 @@
 //! The summary of a finished request, and the trait of its observers (metrics, traces, recordings).
 
 use crate::dialect::Api;
+use crate::observe::buckets::GapCounts;
 use crate::observe::request_trace::RequestTrace;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +23,14 @@ pub enum RequestEnd {
     Refused,
 }
 
+/// The number of the series that a request is counted in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeriesIndex(pub(crate) u16);
+
 impl RequestEnd {
+    /// All, by their number.
+    pub(crate) const ALL: [Self; 4] = [Self::Whole, Self::Broken, Self::ClientLeft, Self::Refused];
+
     /// Its name in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -79,6 +87,10 @@ pub struct RequestSummary {
     /// The speculative part of the prediction, which does not show whether router and engine agree
     /// on tokens.
     pub speculative: Option<Speculative>,
+    /// Times between the events of a stream.
+    pub gaps: GapCounts,
+    /// The series of its profile, model and tenant, once they are known.
+    pub series: Option<SeriesIndex>,
     /// Token counts reported by the engine that answered.
     pub usage: Usage,
     /// The pod that computed the prompt, if another one answered.
@@ -119,6 +131,8 @@ impl RequestSummary {
             predicted_tokens: None,
             unique_tokens: 0,
             speculative: None,
+            gaps: GapCounts::default(),
+            series: None,
             usage: Usage::default(),
             computed: None,
             tokenized: None,
@@ -140,6 +154,12 @@ impl RequestSummary {
             return Usage::default();
         }
         Usage { prompt_tokens: self.tokenized, cached_tokens: None, output_tokens: self.events }
+    }
+
+    /// The trace of the request, if it is exported.
+    #[must_use]
+    pub fn trace_id(&self) -> Option<u128> {
+        self.trace.as_ref()?.context.map(|context| context.trace)
     }
 
     /// The pod that computed the prompt, and its token counts. A decode pod reports a transferred

@@ -70,6 +70,8 @@ pub(crate) struct ResponseAccount {
     scan: UsageScan,
     /// Events that have passed, if it is a stream.
     events: Option<u64>,
+    /// When the last of them passed.
+    last_event: Option<Moment>,
     /// The head of a response whose first byte has not come.
     head: Option<ResponseFacts>,
     /// Taken when the answer has ended.
@@ -143,6 +145,7 @@ impl ResponseAccount {
             chunk_ends: if may_split { ChunkEnds::Anywhere } else { chunk_ends },
             scan: UsageScan::default(),
             events: dialect.map(|_| 0),
+            last_event: None,
             head: None,
             open: Some(open),
         }
@@ -180,8 +183,9 @@ impl ResponseAccount {
     /// Accounts for bytes that pass; `is_last` if no more follow.
     pub(crate) fn observe(&mut self, data: &Bytes, is_last: bool) {
         self.scan.feed(data);
+        let new_events = self.events.as_ref().map_or(0, |_| count_events(data));
         if let Some(events) = &mut self.events {
-            *events += count_events(data);
+            *events += new_events;
         }
         match self.end_marker {
             EndMarker::Event(api) if self.chunk_ends == ChunkEnds::Anywhere => {
@@ -196,8 +200,16 @@ impl ResponseAccount {
             open.begin(facts);
         }
         let has_started = open.summary.pieces > 0;
-        if let (false, EndMarker::Event(_)) = (has_started, self.end_marker) {
-            open.summary.first_token = Some(open.worker.gateway.now().since(open.arrived));
+        if new_events > 0 {
+            let now = open.worker.gateway.now();
+            match self.last_event.replace(now) {
+                // The end of the stream has no token, and comes at once after the last one.
+                Some(last) if !self.stream_end.has_come() => {
+                    open.summary.gaps.record(now.since(last), new_events);
+                }
+                Some(_) => {}
+                None => open.summary.first_token = Some(now.since(open.arrived)),
+            }
         }
         open.summary.pieces += 1;
         open.prefill = None;

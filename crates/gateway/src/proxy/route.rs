@@ -125,6 +125,7 @@ pub(crate) async fn route(
         summary.model.clone_from(&body.request.model.base);
     }
     summary.tenant.clone_from(&body.request.tenant);
+    summary.series = gateway.metrics().and_then(|metrics| metrics.series_of(summary));
     let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
     let prepared = prepare(worker, &profile, body.request, &work, &mut trace).await;
     let context = keep_trace_on_error(prepared, &mut trace, summary)?;

@@ -40,7 +40,6 @@ pub(super) struct AccessRecord {
 impl AccessRecord {
     pub(super) fn new(record: &RequestSummary, ended_at: Timestamp) -> Self {
         let own = record.counted();
-        let context = record.trace.as_ref().and_then(|trace| trace.context);
         Self {
             ended_at,
             id: record.id.clone(),
@@ -60,7 +59,7 @@ impl AccessRecord {
             first_token: record.first_token.or(record.first_byte),
             total: record.total,
             retries: record.retries,
-            trace: context.map(|context| context.trace),
+            trace: record.trace_id(),
         }
     }
 
