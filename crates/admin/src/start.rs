@@ -12,6 +12,7 @@ use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessE
 use crate::access::{AdminAccess, AdminAccessError};
 use crate::admin::{Admin, Logging};
 use crate::recent::RecentDecisions;
+use crate::sampling;
 use crate::serve;
 use wornpath_config::{Config, Settings, Tokenizers};
 use wornpath_gateway::fleet::alerts;
@@ -153,9 +154,11 @@ pub fn start_with(
                 logging,
             );
             let listener = Arc::new(listener);
-            supervise(background, "admin listener", &Arc::new(admin), move |admin| {
+            let admin = Arc::new(admin);
+            supervise(background, "admin listener", &admin, move |admin| {
                 serve(admin, Arc::clone(&listener))
             });
+            supervise(background, "chart history", &admin, sampling::run);
             Some(bound)
         }
     };

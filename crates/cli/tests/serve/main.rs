@@ -16,6 +16,7 @@ mod faults;
 mod flood;
 mod from_zero;
 mod full_caches;
+mod history;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod kv_load;
