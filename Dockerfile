@@ -14,6 +14,9 @@ COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
 COPY fuzz ./fuzz
 COPY profiles ./profiles
+# Shown by `wornpath_build_info`: docker build --build-arg REVISION=$(git rev-parse HEAD) …
+ARG REVISION=""
+ENV WORNPATH_REVISION=$REVISION
 RUN cargo install --profile dist --locked --path crates/cli --features redis,kafka,kubernetes,postgres --root /installed
 
 FROM debian:bookworm-slim

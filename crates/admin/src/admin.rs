@@ -1,6 +1,7 @@
 //! The state of the admin plane.
 
 use crate::access::AdminAccess;
+use crate::history::ChartHistory;
 use crate::recent::RecentDecisions;
 use crate::viewers::LiveViewers;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub struct Admin {
     pub(crate) access: AdminAccess,
     pub(crate) logging: Box<dyn Logging>,
     pub(crate) viewers: LiveViewers,
+    pub(crate) history: ChartHistory,
 }
 
 /// Reads and changes the log level.
@@ -39,6 +41,8 @@ impl Admin {
         access: AdminAccess,
         logging: Box<dyn Logging>,
     ) -> Self {
-        Self { gateway, running, recent, access, logging, viewers: LiveViewers::default() }
+        let viewers = LiveViewers::default();
+        let history = ChartHistory::default();
+        Self { gateway, running, recent, access, logging, viewers, history }
     }
 }

@@ -6,6 +6,7 @@ use crate::viewers::LiveStream;
 use hyper::Method;
 use serde_json::Value;
 use std::sync::Arc;
+use wornpath_gateway::http::metrics_page::PageFormat;
 
 /// The format of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,13 +55,15 @@ pub(crate) struct AdminCall<'a> {
     /// The name in the path.
     pub(crate) name: &'a str,
     pub(crate) query: &'a str,
+    /// The format that it asks for where there are several: of the metrics.
+    pub(crate) page_format: PageFormat,
     pub(crate) body: &'a [u8],
 }
 
 /// A response.
 pub(crate) enum AdminReply {
     Json(Value),
-    Text(String),
+    Text { kind: &'static str, text: String },
     Stream(LiveStream),
     Asset(Asset),
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::str::FromStr;
+use std::time::Duration;
 
 use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng};
 
@@ -9,6 +10,7 @@ use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::recent;
 use wornpath_config::CacheSharing;
 use wornpath_gateway::Api;
+use wornpath_gateway::observe::timestamp::Timestamp;
 use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_gateway::proxy::parse::{ParsedBody, parse_exact, read};
 
@@ -31,6 +33,15 @@ pub(crate) fn get(call: &AdminCall<'_>) -> AdminResult {
 pub(crate) fn traffic(call: &AdminCall<'_>) -> AdminResult {
     let gateway = &call.admin.gateway;
     Ok(AdminReply::Json(gateway.recorder().since(number(call, "after")?, gateway.now())))
+}
+
+/// The range of charts without a query.
+const DEFAULT_RANGE: u64 = 3600;
+
+pub(crate) fn history(call: &AdminCall<'_>) -> AdminResult {
+    let seconds = number(call, "seconds")?.unwrap_or(DEFAULT_RANGE);
+    let now = Timestamp::now().0 / 1000;
+    Ok(AdminReply::Json(call.admin.history.json(now, Duration::from_secs(seconds))))
 }
 
 /// A numeric query parameter.

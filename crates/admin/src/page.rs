@@ -34,6 +34,7 @@ assets! {
     "icicle.js" SCRIPT;
     "prefixes.js" SCRIPT;
     "decisions.js" SCRIPT;
+    "history.js" SCRIPT;
     "profiles.js" SCRIPT;
     "batches.js" SCRIPT;
     "events.js" SCRIPT;

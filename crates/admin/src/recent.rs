@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use wornpath_index::Moment;
 use wornpath_routing::Name;
 
-use wornpath_gateway::observe::request_trace::CallTrace;
+use wornpath_gateway::observe::request_trace::{CallTrace, TraceContext};
 use wornpath_gateway::observe::summary::{RequestSummary, SummaryObserver};
 
 /// Capacity of each ring.
@@ -141,6 +141,8 @@ pub(crate) fn line(record: &RequestSummary) -> Value {
         // Differs from `pod` if another pod computed the prompt.
         "computed_by": computed_by.map(Name::as_str),
         "explained": record.trace.is_some(),
+        // Its trace, if it is exported; the request's span has the id of this record.
+        "trace": record.trace.as_ref().and_then(|trace| trace.context).map(trace_id),
     })
 }
 
@@ -152,9 +154,12 @@ pub(crate) fn json(record: &RequestSummary) -> Value {
         shown["explanation"] = trace.explanation.to_json();
         shown["has_waited"] = trace.has_waited.into();
         shown["calls"] = trace.calls.iter().map(|call| called(call, trace.arrived)).collect();
-        shown["trace"] = trace.context.map(|context| format!("{:032x}", context.trace)).into();
     }
     shown
+}
+
+fn trace_id(context: TraceContext) -> String {
+    format!("{:032x}", context.trace)
 }
 
 fn called(call: &CallTrace, arrived: Moment) -> Value {

@@ -19,6 +19,7 @@ use crate::page::protect;
 use crate::routes::ROUTES;
 use crate::table::{RouteMatch, find};
 use crate::viewers::LiveStream;
+use wornpath_gateway::http::metrics_page::PageFormat;
 use wornpath_gateway::listener::{
     Acceptor, Admission, ConnectionLimits, serve_connection, serve_connections, set_user_timeout,
 };
@@ -96,6 +97,7 @@ async fn respond(
             admin: &admin,
             name: &name,
             query: "",
+            page_format: PageFormat::Text,
             body: b"",
         }));
     }
@@ -121,10 +123,17 @@ async fn respond(
         }
         Err(_) => return shown(Err(AdminError::new(408, "timed out reading the request body"))),
     };
+    let page_format = PageFormat::wanted(&head.headers);
     let query = head.uri.query().unwrap_or_default().to_owned();
     // Reading files, loading tokenizers and explaining long prompts block for a while.
     let answered = tokio::task::spawn_blocking(move || {
-        (route.answer)(&AdminCall { admin: &admin, name: &name, query: &query, body: &body })
+        (route.answer)(&AdminCall {
+            admin: &admin,
+            name: &name,
+            query: &query,
+            page_format,
+            body: &body,
+        })
     });
     shown(answered.await.unwrap_or_else(|_| {
         Err(AdminError::new(500, "internal error: the request panicked; see the log"))
@@ -152,9 +161,7 @@ fn shown(answer: AdminResult) -> AdminOutput {
     let whole = |text: String| Either::Left(Full::new(Bytes::from(text)));
     let (status, kind, body) = match answer {
         Ok(AdminReply::Json(value)) => (200, "application/json", whole(value.to_string())),
-        Ok(AdminReply::Text(text)) => {
-            (200, "text/plain; version=0.0.4; charset=utf-8", whole(text))
-        }
+        Ok(AdminReply::Text { kind, text }) => (200, kind, whole(text)),
         Ok(AdminReply::Stream(stream)) => (200, "text/event-stream", Either::Right(stream)),
         Ok(AdminReply::Asset(asset)) => {
             (200, asset.kind, Either::Left(Full::new(Bytes::from_static(asset.text.as_bytes()))))

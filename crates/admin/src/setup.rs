@@ -119,7 +119,8 @@ pub(crate) fn set_log_level(call: &AdminCall<'_>) -> AdminResult {
 
 pub(crate) fn metrics(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
-    Ok(AdminReply::Text(metrics_page::page(&call.admin.gateway, running.metrics())))
+    let page = metrics_page::page(&call.admin.gateway, running.metrics(), call.page_format);
+    Ok(AdminReply::Text { kind: call.page_format.content_type(), text: page })
 }
 
 fn text<'a>(call: &AdminCall<'a>) -> Result<&'a str, AdminError> {

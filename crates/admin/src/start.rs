@@ -6,19 +6,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessError};
 
 use crate::access::{AdminAccess, AdminAccessError};
 use crate::admin::{Admin, Logging};
 use crate::recent::RecentDecisions;
+use crate::sampling;
 use crate::serve;
-use wornpath_config::{Config, Tokenizers};
+use wornpath_config::{Config, Settings, Tokenizers};
 use wornpath_gateway::fleet::alerts;
 use wornpath_gateway::fleet::discovery::discover_pods;
 use wornpath_gateway::fleet::discovery::reader::scrape_engines;
 use wornpath_gateway::fleet::discovery::sources::{consume_brokers, serve_pushes};
 use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig, StartConfig};
 use wornpath_gateway::http::export;
+use wornpath_gateway::observe::access_log::AccessLog;
 use wornpath_gateway::observe::metrics::Metrics;
 use wornpath_gateway::observe::summary::SummaryObserver;
 use wornpath_gateway::proxy::gateway::Gateway;
@@ -57,6 +60,14 @@ pub enum StartError {
     /// The event listener would be reachable without authentication.
     #[error(transparent)]
     EventAccess(#[from] EventAccessError),
+    /// The access log cannot be opened.
+    #[error("access log: cannot open {target}: {cause}; check that the router may write there")]
+    AccessLog {
+        /// The file, or the stream.
+        target: String,
+        /// The error of the system.
+        cause: std::io::Error,
+    },
     /// The event listener cannot bind its address.
     #[error("event listener: cannot bind {address}: {cause}; is another process using it?")]
     Events {
@@ -81,7 +92,7 @@ impl StartError {
     pub const fn is_of_configuration(&self) -> bool {
         match self {
             Self::Access(_) | Self::EventAccess(_) => true,
-            Self::Events { .. } | Self::Listen { .. } => false,
+            Self::AccessLog { .. } | Self::Events { .. } | Self::Listen { .. } => false,
         }
     }
 }
@@ -106,8 +117,12 @@ pub fn start_with(
 ) -> Result<AdminContext, StartError> {
     let metrics = Arc::<Metrics>::default();
     let recent = Arc::<RecentDecisions>::default();
+    let settings = gateway.settings();
+    metrics.set_limits(settings.metrics);
+    let access_log = access_log(&settings, &metrics)?;
     let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
+    observers.extend(access_log.iter().map(|log| Arc::clone(log) as _));
     observers.extend(export::start(gateway, &metrics));
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
@@ -116,7 +131,12 @@ pub fn start_with(
     let running = RunningConfig::new(Arc::clone(gateway.pods()), Arc::clone(&metrics), start);
     let running = Arc::new(running);
     let background = gateway.pods().background();
-    let settings = gateway.settings();
+    if let Some(log) = access_log {
+        let running = Arc::clone(&running);
+        supervise(background, "access log rotation", &log, move |log| {
+            reopen_on_reload(log, running.reload_attempts())
+        });
+    }
     let admin = match settings.admin {
         None => None,
         Some(address) => {
@@ -134,9 +154,11 @@ pub fn start_with(
                 logging,
             );
             let listener = Arc::new(listener);
-            supervise(background, "admin listener", &Arc::new(admin), move |admin| {
+            let admin = Arc::new(admin);
+            supervise(background, "admin listener", &admin, move |admin| {
                 serve(admin, Arc::clone(&listener))
             });
+            supervise(background, "chart history", &admin, sampling::run);
             Some(bound)
         }
     };
@@ -162,4 +184,23 @@ pub fn start_with(
         alerts::watch(pods, Arc::clone(&counts))
     });
     Ok(AdminContext { metrics, running, recent, admin })
+}
+
+/// The access log, if it is configured.
+fn access_log(
+    settings: &Settings,
+    metrics: &Metrics,
+) -> Result<Option<Arc<AccessLog>>, StartError> {
+    let Some(settings) = &settings.access_log else { return Ok(None) };
+    let log = AccessLog::start(settings, metrics);
+    let failed = |cause| StartError::AccessLog { target: settings.to.to_string(), cause };
+    log.map(|log| Some(Arc::new(log))).map_err(failed)
+}
+
+/// Opens the file of the access log again with every reload, also with one that is refused: a
+/// rotated file must not be written to.
+async fn reopen_on_reload(log: Arc<AccessLog>, mut attempts: watch::Receiver<u64>) {
+    while attempts.changed().await.is_ok() {
+        log.reopen();
+    }
 }

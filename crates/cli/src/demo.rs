@@ -28,7 +28,7 @@ use tokio::runtime::Runtime;
 use workload::{DemoSession, cold_prompt, endless, sessions};
 use wornpath_gateway::RequestSummary;
 
-use crate::serve::LogLevel;
+use crate::serve::Log;
 
 const POLICIES: [&str; 2] = ["round-robin", "cache-aware"];
 const SEED: u64 = 1;
@@ -60,7 +60,7 @@ pub(crate) struct DemoArguments {
 
 pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     // Warnings about the killed pod are expected, and the demo reports them itself.
-    let logging = Box::new(LogLevel::start(tracing::Level::ERROR));
+    let logging = Box::new(Log::start(tracing::Level::ERROR));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let fleet = runtime.block_on(DemoFleet::start(arguments.engines.into()))?;

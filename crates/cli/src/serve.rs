@@ -12,7 +12,8 @@ use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DatabaseSettings, DebugHeaders,
-    Destinations, EppSettings, EventSource, ModelSettings, PodConfig, SecretFile, Settings,
+    Destinations, EppSettings, EventSource, LogFormat, ModelSettings, PodConfig, SecretFile,
+    Settings,
 };
 use wornpath_config::{Config, Tokenizers};
 use wornpath_events::has_password;
@@ -21,22 +22,21 @@ use wornpath_routing::Role;
 
 use crate::address;
 use crate::check::BAD_CONFIGURATION;
-use tracing::Level;
-use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::filter_fn;
-use tracing_subscriber::layer::{Layer, SubscriberExt};
-use tracing_subscriber::{Registry, fmt, reload, util::SubscriberInitExt};
-use wornpath_admin::Logging;
 
 mod arguments;
+mod logging;
 mod policy;
 mod tenants;
 
 pub(crate) use arguments::{EppArguments, ServeArguments};
+pub(crate) use logging::Log;
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let logging = Box::new(LogLevel::start(arguments.log_level));
+    let logging = Box::new(Log::start(arguments.log_level));
+    if let Some(format) = &arguments.log_format {
+        logging.set_format(LogFormat::named(format));
+    }
     raise_file_limit();
     let path = arguments.config.clone();
     let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
@@ -56,6 +56,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(settings) => settings,
         Err(error) => return refused(&error),
     };
+    logging.set_format(settings.log_format);
     warn_about_secrets(arguments, &config);
     disable_huge_pages();
     let scheme = |is_tls: bool| if is_tls { "https" } else { "http" };
@@ -194,6 +195,9 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
     }
     if arguments.reveal_pods {
         settings.reveal = DebugHeaders::Pod;
+    }
+    if let Some(format) = &arguments.log_format {
+        settings.log_format = LogFormat::named(format);
     }
     settings.admin = arguments.admin.or(settings.admin);
     settings.epp = epp(arguments, settings.epp);
@@ -383,33 +387,3 @@ fn seconds(given: f64, option: &str) -> anyhow::Result<Duration> {
 
 #[cfg(test)]
 mod tests;
-
-/// Handle to change the level.
-pub(crate) struct LogLevel(reload::Handle<LevelFilter, Registry>);
-
-impl LogLevel {
-    /// Starts logging.
-    pub(crate) fn start(level: Level) -> Self {
-        let (filter, handle) = reload::Layer::new(LevelFilter::from_level(level));
-        // The client of Kubernetes logs every failed attempt, without a subject; discovery logs the
-        // failure once.
-        let is_ours = filter_fn(|line| !line.target().starts_with("kube_"));
-        let lines = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
-        let lines = lines.with_filter(is_ours);
-        tracing_subscriber::registry().with(filter).with(lines).init();
-        Self(handle)
-    }
-}
-
-impl Logging for LogLevel {
-    fn level(&self) -> String {
-        self.0.clone_current().map_or_else(|| "unknown".to_owned(), |level| level.to_string())
-    }
-
-    fn set_level(&self, level: &str) -> Result<(), String> {
-        let parsed: Level = level.parse().map_err(|_| {
-            format!("unknown log level `{level}`; give error, warn, info, debug or trace")
-        })?;
-        self.0.reload(LevelFilter::from_level(parsed)).map_err(|error| error.to_string())
-    }
-}

@@ -23,11 +23,11 @@ use crate::sections::pods::PodScope;
 use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
-    batch, checkpoint, discovery, limits, listen, models, pods, profiles, routes, sources,
-    telemetry, tenants, tls,
+    access_log, batch, checkpoint, discovery, limits, listen, metrics, models, pods, profiles,
+    routes, sources, telemetry, tenants, tls,
 };
 use crate::settings::ModelSettings;
-use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings, StreamUsage};
+use crate::settings::{CacheSharing, Credentials, DebugHeaders, LogFormat, Settings, StreamUsage};
 use crate::tls::ListenerTls;
 use crate::tokenizers::{TokenizerConfigError, Tokenizers};
 use crate::watch::FileState;
@@ -58,7 +58,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 28] = [
     "listen",
     "models",
     "pods",
@@ -80,6 +80,9 @@ const KEYS: [&str; 25] = [
     "reveal",
     "credentials",
     "explained",
+    "metrics",
+    "access_log",
+    "log_format",
     "telemetry",
     "workers",
     "batch",
@@ -93,6 +96,7 @@ pub(crate) const TOP: &[Parameter] = &[
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods receive the client's `authorization` header, unless they have a `key_file`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "Time without cache events after which the index entries of a pod count less; after twice that time they count for nothing."),
     Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions per second that are recorded in full, with every candidate and score, for `/decisions` of the admin plane; 0 disables recording."),
+    Parameter::with_default("log_format", Takes::OneOf(access_log::FORMATS), "text", "Format of the log on standard error. `json`: an object per line, with `time`, `level`, `message` and the fields of the line. Lines about a configuration that is refused at start are text, unless `--log-format json` is given."),
     Parameter::optional("workers", Takes::Whole(1, 1024), "Worker threads for client connections; by default one per core."),
 ];
 
@@ -356,6 +360,8 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     routes::check_roles(root, roles, &settings, diagnostics);
     routes::check_events(root, &pods, &settings, diagnostics);
     limits::bounds(root, &mut settings, diagnostics);
+    settings.metrics = metrics::metrics(root, diagnostics);
+    settings.access_log = access_log::access_log(root, diagnostics);
     settings.telemetry = telemetry::telemetry(root, diagnostics);
     settings.batch = batch::batch(root, diagnostics);
     top_level(root, &mut settings, diagnostics);
@@ -398,6 +404,7 @@ fn top_level(root: &Node, settings: &mut Settings, diagnostics: &mut Diagnostics
     diagnostics.check_nonzero(&section, "stale_after");
     settings.event_rules.stale_after = section.or("stale_after", settings.event_rules.stale_after);
     settings.explained = section.or("explained", 1.0);
+    settings.log_format = LogFormat::named(section.or("log_format", "text"));
     if let Some(workers) = section.maybe::<usize>("workers").and_then(std::num::NonZeroUsize::new) {
         settings.workers = workers;
     }

@@ -45,10 +45,11 @@ pub use sections::models::{ModelConfig, TokenizerChoice};
 pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
-    BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders,
-    Destinations, Drain, EppSettings, GatewayLimits, IsolationRules, Listeners, ModelSettings,
-    NamedProfile, OFFLINE, OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings,
-    StreamUsage, TelemetrySettings, TenantSettings,
+    AccessLogSettings, AccessLogTarget, BlockSize, BodyLength, CacheSharing, CheckpointSettings,
+    Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
+    Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
+    OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, StreamUsage,
+    TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    batch, checkpoint, discovery, epp, kubernetes, limits, listen, models, password, pods, routes,
-    sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, discovery, epp, kubernetes, limits, listen, metrics, models,
+    password, pods, routes, sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -116,6 +116,21 @@ const PARTS: &[ReferencePart] = &[
     ("retries", "The retry budget.", limits::RETRIES),
     ("breaker", "The circuit breaker of each pod.", limits::BREAKER),
     ("drain", "Shutdown.", limits::DRAIN),
+    (
+        "metrics",
+        "The cardinality of `/metrics`. Pods have series of their own without a limit, and are removed with their pod.",
+        metrics::METRICS,
+    ),
+    (
+        "access_log",
+        "A line for every finished request to an engine, of clients, of batches and of data planes that ask the endpoint \
+         picker: time, id, API, tenant, model, profile, pod, status, how it ended, the reason of an error, tokens of the prompt, \
+         cached and generated, milliseconds in the wait queue (`waited_ms`), to the first token (`ttft_ms`) and in all \
+         (`total_ms`), retries, and the trace id if it is traced. Disabled by default. [operations.md](operations.md#logs) has \
+         examples. No request waits for it: lines that cannot be written in time are dropped and counted \
+         (`wornpath_access_log_lines_total`).",
+        access_log::ACCESS_LOG,
+    ),
     (
         "telemetry",
         "Exports to a collector by OTLP: spans of traced requests (the request, `prepare`, \

@@ -73,12 +73,94 @@ pub struct Settings {
     pub upstream_credentials: Credentials,
     /// Decisions per second that are recorded in full.
     pub explained: f64,
+    /// How many names get series of their own.
+    pub metrics: MetricLimits,
+    /// The line about each finished request, if enabled.
+    pub access_log: Option<AccessLogSettings>,
+    /// How the lines of the log are written.
+    pub log_format: LogFormat,
     /// The export of traces and metrics, if enabled.
     pub telemetry: Option<TelemetrySettings>,
     /// Rules of the batch service, if enabled.
     pub batch: Option<BatchRules>,
     /// Worker threads for client connections.
     pub workers: NonZeroUsize,
+}
+
+/// How many names get series of their own; the others share the label `other`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MetricLimits {
+    /// Models.
+    pub models: usize,
+    /// Tenants.
+    pub tenants: usize,
+}
+
+impl Default for MetricLimits {
+    fn default() -> Self {
+        Self { models: 20, tenants: 50 }
+    }
+}
+
+/// The line about each finished request.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AccessLogSettings {
+    /// Where it goes.
+    pub to: AccessLogTarget,
+    /// How it is written.
+    pub format: LogFormat,
+    /// Share of the requests that get one.
+    pub share: f64,
+    /// Whether failed requests are sampled.
+    pub failures: LoggedFailures,
+}
+
+/// Where the access log goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AccessLogTarget {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// A file that is appended to.
+    File(PathBuf),
+}
+
+impl fmt::Display for AccessLogTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("stdout"),
+            Self::Stderr => f.write_str("stderr"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Which failed requests are logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoggedFailures {
+    /// All of them.
+    All,
+    /// The same share as of other requests.
+    Sampled,
+}
+
+/// How the lines of a log are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object per line.
+    Json,
+}
+
+impl LogFormat {
+    /// The format of this name; any other name is [`LogFormat::Text`].
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        if name == "json" { Self::Json } else { Self::Text }
+    }
 }
 
 /// The checkpoint file of the cache index.
@@ -169,6 +251,9 @@ impl Default for Settings {
             reveal: DebugHeaders::Nothing,
             upstream_credentials: Credentials::None,
             explained: 1.0,
+            metrics: MetricLimits::default(),
+            access_log: None,
+            log_format: LogFormat::Text,
             telemetry: None,
             batch: None,
             workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),

@@ -117,26 +117,40 @@ export const table = (heads, rows, kind = "") =>
 // A cell that says on a narrow screen, where there are no columns, what it is.
 export const cell = (label, cls, ...children) => h("td", { "data-label": label, class: cls }, children);
 
-// Lines over the last two minutes, and the highest value in words. Each line is a list of numbers or nothing; all
-// share one scale, from zero.
-export function lines(series, { as, most, length = 120 }) {
+// The highest of each `size` values: an average would hide what is looked for.
+function grouped(values, size) {
+  if (size <= 1) return values;
+  const groups = [];
+  for (let at = values.length % size; at < values.length; at += size) {
+    const known = values.slice(at, at + size).filter(is);
+    groups.push(known.length ? Math.max(...known) : null);
+  }
+  return groups;
+}
+
+// Lines over a range of time, the highest value in words, and marks where something changed. Each line is a list of
+// numbers or nothing; all share one scale, from zero.
+export function lines(series, { as, most, length = 120, points = 360, title = "last 2 min", marks = [] }) {
   const values = series.flatMap(({ values }) => values).filter(is);
-  const highest = Math.max(0, ...values);
+  const highest = values.reduce((most, value) => Math.max(most, value), 0);
   const top = Math.max(most ?? 0, highest, 1e-9);
+  const size = Math.ceil(length / points);
+  const places = Math.floor(length / size) - 1;
   const shape = (values) => {
     let path = "";
     let pen = "M";
     values.forEach((value, at) => {
       if (!is(value)) { pen = "M"; return; }
-      const x = (100 * (length - values.length + at)) / (length - 1);
+      const x = (100 * (places + 1 - values.length + at)) / places;
       path += `${pen}${x.toFixed(2)} ${(39 - 37 * value / top).toFixed(2)}`;
       pen = "L";
     });
     return path;
   };
   return h("figure", { class: "chart" },
-    h("figcaption", {}, h("span", {}, "last 2 min"), h("span", {}, values.length ? `highest ${as(highest)}` : "")),
+    h("figcaption", {}, h("span", {}, title), h("span", {}, values.length ? `highest ${as(highest)}` : "")),
     h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
       h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
-      series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(values) }))));
+      marks.map(({ x, cls }) => h("line", { class: `mark ${cls}`, x1: x.toFixed(2), x2: x.toFixed(2), y1: 0, y2: 39.5 })),
+      series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(grouped(values, size)) }))));
 }

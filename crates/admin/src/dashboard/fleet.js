@@ -1,5 +1,6 @@
 // The fleet at a glance: how much comes, how fast it is answered, what caches save, and how every pod is.
 
+import { changes, chart, ranges, remember } from "./history.js";
 import { bar, cell, count, duration, empty, finely, h, lines, percent, rate, table } from "./draw.js";
 
 // A load that fills its bar, unless a pod has more.
@@ -22,8 +23,12 @@ function tile(name, figures, chart, note) {
     h("p", { class: "quiet" }, note));
 }
 
-function tiles({ history, snapshot: { totals } }) {
-  const of = (pick) => history.map((rates) => (rates ? pick(rates) : null));
+function tiles(state) {
+  const { history, snapshot: { totals } } = state;
+  const range = chart(state);
+  // Minutes end in the past: what is now follows them.
+  const all = state.past?.step > 1 ? [...history, state.snapshot.rates] : history;
+  const of = (pick) => all.map((rates) => (rates ? pick(rates) : null));
   const requests = of((r) => r.requests);
   const failed = of((r) => r.failed || null);
   const [p50, p90, p99] = ["p50", "p90", "p99"].map((name) => of((r) => r.first_byte_seconds[name]));
@@ -31,13 +36,13 @@ function tiles({ history, snapshot: { totals } }) {
   const saved = of((r) => r.saved_tokens);
   return h("div", { class: "tiles" },
     tile("Requests", [[rate(last(requests)), "per second"], ...(last(failed) > 0 ? [[rate(last(failed)), "failed", "bad"]] : [])],
-      lines([{ values: requests }, { values: failed, cls: "bad" }], { as: (value) => `${rate(value)} per second` }),
+      lines([{ values: requests }, { values: failed, cls: "bad" }], { ...range, as: (value) => `${rate(value)} per second` }),
       `${count(totals.requests)} since the start, ${count(totals.failed)} failed, ${count(totals.waiting)} waiting`),
     tile("Time to first byte", [[duration(last(p50)), "p50", null, "p50"], [duration(last(p90)), "p90", null, "p90"], [duration(last(p99)), "p99", null, "p99"]],
-      lines([{ values: p99, cls: "p99" }, { values: p90, cls: "p90" }, { values: p50, cls: "p50" }], { as: duration }), "each over the last five seconds"),
-    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { as: percent, most: 1 }),
+      lines([{ values: p99, cls: "p99" }, { values: p90, cls: "p90" }, { values: p50, cls: "p50" }], { ...range, as: duration }), state.past?.step > 1 ? "each over a minute" : "each over the last five seconds"),
+    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { ...range, as: percent, most: 1 }),
       `${percent(totals.hit_rate)} since the start, by the engines' own count`),
-    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { as: (value) => `${rate(value)} per second` }),
+    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { ...range, as: (value) => `${rate(value)} per second` }),
       `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens not computed`));
 }
 
@@ -153,13 +158,16 @@ function pods(state) {
 
 export const fleet = {
   title: "Fleet",
+  enter: remember,
   draw(state) {
     const said = concerns(state.snapshot);
     return h("div", {},
       h("h1", { class: "hidden" }, "Fleet"),
       said.length ? h("ul", { class: "concerns", "aria-label": "Needs attention" }, said.map(([kind, words]) =>
         h("li", { class: kind, "data-key": words }, h("i", { class: `dot ${kind}` }), words))) : null,
+      ranges(state),
       tiles(state),
+      changes(state),
       h("div", { class: "title" }, h("h2", {}, "Pods"),
         h("span", { class: "quiet" }, `${state.snapshot.pods.filter(isUp).length} of ${state.snapshot.pods.length} up`)),
       pods(state));

@@ -6,13 +6,13 @@ import { batches } from "./batches.js";
 import { decisions } from "./decisions.js";
 import { events } from "./events.js";
 import { fleet } from "./fleet.js";
+import { append } from "./history.js";
 import { prefixes } from "./prefixes.js";
 import { profiles } from "./profiles.js";
 import { setup } from "./setup.js";
 
 // A view draws what is known. `enter` is called when it comes into sight and with every snapshot while it is.
 const VIEWS = { fleet, index: prefixes, decisions, profiles, batches, events, setup };
-const REMEMBERED = 120;
 
 const state = { snapshot: null, heard: null, history: [], trouble: null, wantsToken: false, ui: {}, redraw };
 const main = document.getElementById("main");
@@ -97,10 +97,7 @@ function start() {
       const now = new Date();
       // Nothing is known of seconds that were missed; a snapshot that is a little late misses none.
       const since = state.heard ? Math.round((now - state.heard) / 1000) : 0;
-      const missed = since > 3 ? Math.min(REMEMBERED, since - 1) : 0;
-      for (let second = 0; second < missed; second += 1) state.history.push(null);
-      state.history.push(snapshot.rates);
-      state.history.splice(0, state.history.length - REMEMBERED);
+      append(state, snapshot.rates, since > 3 ? since - 1 : 0);
       Object.assign(state, { snapshot, heard: now, trouble: null });
       VIEWS[shown()].enter?.(state);
       redraw();

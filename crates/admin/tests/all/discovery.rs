@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::harness::{TestServer, folder};
 use crate::log;
+use wornpath_gateway::http::metrics_page::{PageFormat, page};
 use wornpath_routing::Health;
 use wornpath_sim::EngineProfile;
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
@@ -241,8 +242,7 @@ fn scraped_load_reaches_decisions_and_a_missed_scrape_changes_nothing() {
     let before = pod_state.kv_usage();
     runtime.block_on(engine.crash());
     server.until("a scrape was missed", |server| {
-        let page =
-            wornpath_gateway::http::metrics_page::page(&server.gateway, &server.context.metrics);
+        let page = page(&server.gateway, &server.context.metrics, PageFormat::Text);
         let missed = "wornpath_scrapes_total{pod=\"a\",result=\"missed\"} ";
         page.lines().any(|line| line.strip_prefix(missed).is_some_and(|count| count != "0"))
     });

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::harness::{TestServer, folder};
-use wornpath_gateway::http::metrics_page::page;
+use wornpath_gateway::http::metrics_page::{PageFormat, page};
 use wornpath_gateway::observe::metrics::{FAMILIES, reference};
 use wornpath_gateway::{Api, RequestEnd, RequestSummary, SummaryObserver, Usage};
 
@@ -45,7 +45,7 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
         ..RequestSummary::new("r", Api::CHAT)
     });
-    let page = page(&server.gateway, &server.context.metrics);
+    let page = page(&server.gateway, &server.context.metrics, PageFormat::Text);
     let mut exported: Vec<_> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let mut declared: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();

@@ -148,4 +148,7 @@ pub(crate) struct ServeArguments {
     /// Log level: error, warn, info or debug
     #[arg(long, default_value = "info")]
     pub(super) log_level: tracing::Level,
+    /// Format of the log: text, or an object per line
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
+    pub(super) log_format: Option<String>,
 }

@@ -86,12 +86,27 @@ def fleet(visit, browser):
     browser.until("predicted and actual hits are shown", lambda: browser.js("document.querySelectorAll('.pair').length") == 4)
     told = browser.text(".tile:nth-child(2) figcaption")
     assert "last 2 min" in told and "highest" in told, f"the chart has no scale: {told}"
+    past(visit, browser)
     # Text and bar may be of two drawings only if the page is drawn in between: both are read at once.
     loads = browser.js("[...document.querySelectorAll('td[data-label=Load]')].map(cell => [Number(cell.querySelector('span').innerText),"
                        " Number(cell.querySelector('.bar').style.getPropertyValue('--share'))])")
     most = max(16, *(load for load, _ in loads))
     assert all(abs(share - load / most) < 0.01 for load, share in loads), f"one request is no full bar: {loads}"
     visit.shown("fleet, with rates that move by themselves")
+
+
+def past(visit, browser):
+    """The charts show what was before the page was opened, in the range that is picked."""
+    browser.until("what changed is listed", lambda: "the router started" in browser.text(".changes"))
+    browser.click(".ranges button:nth-child(3)")
+    browser.until("an hour is shown", lambda: "last 1 h" in browser.text(".tile figcaption"))
+    browser.until("its beginning is marked", lambda: browser.js("document.querySelectorAll('.lines .mark').length") >= 4)
+    known = "document.querySelector('.tile .lines path').getAttribute('d').length"
+    browser.until("the hour has a line", lambda: browser.js(known) > 20)
+    browser.click(".ranges button:nth-child(5)")
+    browser.until("a day is shown", lambda: "last 24 h" in browser.text(".tile figcaption"))
+    browser.click(".ranges button:nth-child(1)")
+    browser.until("two minutes are shown again", lambda: "last 2 min" in browser.text(".tile figcaption"))
 
 
 def index(visit, browser):

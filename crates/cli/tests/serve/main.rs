@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
+mod access_log;
 mod answers;
 mod block_size;
 mod churn;
@@ -15,10 +16,12 @@ mod faults;
 mod flood;
 mod from_zero;
 mod full_caches;
+mod history;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod kv_load;
 mod long_prompts;
+mod metrics_formats;
 mod models;
 mod openapi;
 #[cfg(all(feature = "grpc", feature = "otlp"))]

@@ -1,5 +1,6 @@
 //! The sections of the file, one module each: its parameters as a table, and how they are read.
 
+pub(crate) mod access_log;
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
 pub(crate) mod discovery;
@@ -7,6 +8,7 @@ pub(crate) mod epp;
 pub(crate) mod kubernetes;
 pub(crate) mod limits;
 pub(crate) mod listen;
+pub(crate) mod metrics;
 pub(crate) mod models;
 pub(crate) mod password;
 pub(crate) mod pods;

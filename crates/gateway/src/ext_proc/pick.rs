@@ -126,7 +126,10 @@ pub(super) async fn pick(
     let body_end = body.end();
     let routed = match received {
         Err(_) if body_end == BodyEnd::Lost => return Ok(Pick::ClientLeft),
-        Err(refused) => Err(refused.error),
+        Err(refused) => {
+            pending.get().tenant = refused.tenant;
+            Err(refused.error)
+        }
         Ok(mut ingress) => {
             if bare::is_pathless(question.head) {
                 name_api(&mut ingress.call, pending.get());
@@ -159,7 +162,7 @@ pub(super) async fn pick(
             Ok(Pick::Picked(Box::new(sent), Box::new(answer)))
         }
         Err(error) => {
-            pending.refused(error.status);
+            pending.refused(&error);
             Ok(Pick::Refused(error, error_api))
         }
     }

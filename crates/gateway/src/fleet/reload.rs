@@ -34,6 +34,8 @@ pub struct RunningConfig {
     state: Mutex<ReloadState>,
     /// Incremented with every applied configuration and every added or removed pod.
     generation: watch::Sender<u64>,
+    /// Incremented with every reload, also with one that was refused.
+    attempts: watch::Sender<u64>,
 }
 
 /// Applies the command line to the settings of a file. A reload must not lose it, least of all the
@@ -113,7 +115,8 @@ impl RunningConfig {
         let state = ReloadState { config, started, tokenizers, reloads: 0, refused: None };
         let generation = watch::Sender::new(0);
         let state = Mutex::new(state);
-        Self { registry, metrics, ownership, path, overrides, state, generation }
+        let attempts = watch::Sender::new(0);
+        Self { registry, metrics, ownership, path, overrides, state, generation, attempts }
     }
 
     /// The registry of pods.
@@ -152,6 +155,12 @@ impl RunningConfig {
         self.generation.subscribe()
     }
 
+    /// Notifies of every reload, also of one that was refused.
+    #[must_use]
+    pub fn reload_attempts(&self) -> watch::Receiver<u64> {
+        self.attempts.subscribe()
+    }
+
     /// The file, the number of reloads and the last refusal, as JSON.
     #[must_use]
     pub fn status(&self) -> Value {
@@ -165,6 +174,7 @@ impl RunningConfig {
     /// Why it is refused.
     pub fn reload(&self) -> Result<Reloaded, ReloadError> {
         let reloaded = self.try_reload();
+        self.attempts.send_modify(|attempts| *attempts += 1);
         let mut state = self.state();
         match &reloaded {
             Ok(reloaded) => {
@@ -200,7 +210,9 @@ impl RunningConfig {
         let is_adopted = |pod: &PodConfig| changed.iter().any(|entry| is_same(entry, pod));
         let adopted: Vec<_> = self.ownership.unlisted().into_iter().filter(is_adopted).collect();
         let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::per_rank).collect();
+        let metric_limits = settings.metrics;
         self.registry.apply_adopting(settings, &adopted)?;
+        self.metrics.set_limits(metric_limits);
         self.ownership.set_listed(listed, &changed);
         let mut wants_restart = wants_restart(&state.started, &config);
         if changes_block_size {
@@ -408,6 +420,12 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     }
     if old.base_settings().telemetry != new.base_settings().telemetry {
         sections.push("telemetry");
+    }
+    if old.base_settings().access_log != new.base_settings().access_log {
+        sections.push("access_log");
+    }
+    if old.base_settings().log_format != new.base_settings().log_format {
+        sections.push("log_format");
     }
     if old.base_settings().checkpoint != new.base_settings().checkpoint {
         sections.push("checkpoint");

@@ -6,14 +6,16 @@
 
 use std::collections::BTreeMap;
 
+use hyper::header::{ACCEPT, HeaderMap};
 use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
 use wornpath_index::IndexLimits;
 use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Name, PodState, Profile};
 
 use crate::observe::metrics::family::Family;
+use crate::observe::metrics::openmetrics::openmetrics;
 use crate::observe::metrics::page::MetricsPage;
 use crate::observe::metrics::text::text;
-use crate::observe::metrics::{Metrics, family};
+use crate::observe::metrics::{Metrics, family, process};
 use crate::proxy::body_budget::RefusedBodies;
 use crate::proxy::gateway::Gateway;
 
@@ -22,15 +24,55 @@ type ReadState = fn(&FleetPod) -> &'static str;
 type FeedCounter = fn(&FeedCounters) -> u64;
 type FeedGauge = fn(&FeedStatus) -> Option<f64>;
 
+/// The format of the page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageFormat {
+    /// Prometheus' text format.
+    Text,
+    /// OpenMetrics, which has exemplars.
+    OpenMetrics,
+}
+
+impl PageFormat {
+    /// The format that a scrape asks for by its `accept` header.
+    #[must_use]
+    pub fn wanted(headers: &HeaderMap) -> Self {
+        let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        let mut choices = all.flat_map(|value| value.split(','));
+        let is_openmetrics = |choice: &str| {
+            let mut parts = choice.split(';').map(str::trim);
+            let is_type = parts.next() == Some("application/openmetrics-text");
+            // The versions that differ in nothing that the page has.
+            let is_version = |part: &str| ["version=0.0.1", "version=1.0.0"].contains(&part);
+            is_type && parts.all(|part| !part.starts_with("version=") || is_version(part))
+        };
+        if choices.any(is_openmetrics) { Self::OpenMetrics } else { Self::Text }
+    }
+
+    /// Its content type.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
 /// The page as text.
 #[must_use]
-pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
-    text(&collect(gateway, metrics))
+pub fn page(gateway: &Gateway, metrics: &Metrics, format: PageFormat) -> String {
+    let page = collect(gateway, metrics);
+    match format {
+        PageFormat::Text => text(&page),
+        PageFormat::OpenMetrics => openmetrics(&page),
+    }
 }
 
 /// Collects the page, and prunes the counters of pods that have left the fleet.
 pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     let mut page = MetricsPage::default();
+    process::write(&mut page);
     let stuck = gateway.threads().stuck().len();
     page.family(family::THREADS_STUCK).value(&[], stuck);
     page.family(family::THREAD_STALLS).value(&[], gateway.threads().stalls());

@@ -5,7 +5,7 @@
 
 use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
-use crate::http::metrics_page;
+use crate::http::metrics_page::{self, PageFormat};
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
 use crate::proxy::handle::handle;
@@ -70,7 +70,8 @@ async fn respond_locally(
             return Ok(model(worker, &path[MODEL_PATH.len()..]));
         }
         (&(Method::GET | Method::HEAD), "/metrics") => {
-            if let Some(page) = Box::pin(metrics(worker)).await {
+            let format = PageFormat::wanted(request.headers());
+            if let Some(page) = Box::pin(metrics(worker, format)).await {
                 return Ok(page);
             }
         }
@@ -133,13 +134,13 @@ fn why_no_pod_is_up(snapshot: &FleetSnapshot) -> &'static str {
 }
 
 /// The metrics page. It visits every pod, so it is written on the low-priority pool.
-async fn metrics(worker: &Worker) -> Option<Response<ClientReply>> {
+async fn metrics(worker: &Worker, format: PageFormat) -> Option<Response<ClientReply>> {
     let gateway = Arc::clone(&worker.gateway);
     let metrics = Arc::clone(gateway.metrics()?);
-    let write = move || metrics_page::page(&gateway, &metrics);
+    let write = move || metrics_page::page(&gateway, &metrics, format);
     let page = worker.gateway.pool.spawn(&METRICS, 0, write).await.ok()?;
     let mut response = Response::new(ClientReply::whole(Bytes::from(page)));
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    let kind = HeaderValue::from_static(format.content_type());
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Some(response)
 }

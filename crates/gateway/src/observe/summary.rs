@@ -1,6 +1,7 @@
 //! The summary of a finished request, and the trait of its observers (metrics, traces, recordings).
 
 use crate::dialect::Api;
+use crate::observe::buckets::GapCounts;
 use crate::observe::request_trace::RequestTrace;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +23,14 @@ pub enum RequestEnd {
     Refused,
 }
 
+/// The number of the series that a request is counted in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeriesIndex(pub(crate) u16);
+
 impl RequestEnd {
+    /// All, by their number.
+    pub(crate) const ALL: [Self; 4] = [Self::Whole, Self::Broken, Self::ClientLeft, Self::Refused];
+
     /// Its name in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -35,7 +43,8 @@ impl RequestEnd {
     }
 }
 
-/// A request from its arrival to its end. Contains nothing that the client sent but the model name.
+/// A request from its arrival to its end. Contains nothing that the client sent but its request id, the
+/// model name, and what an error message quotes.
 #[derive(Clone, Debug)]
 pub struct RequestSummary {
     /// The value of `x-request-id`.
@@ -54,10 +63,16 @@ pub struct RequestSummary {
     pub status: u16,
     /// How it ended.
     pub ended: RequestEnd,
+    /// The error that the client got from the gateway, or what broke its response.
+    pub reason: Option<Arc<str>>,
     /// Time from its arrival to the decision, including the wait queue.
     pub decided: Duration,
+    /// Time in the wait queue, and in waiting for the first pod of its model.
+    pub waited: Duration,
     /// Time from its arrival to the first byte of the response body.
     pub first_byte: Option<Duration>,
+    /// Time from its arrival to the first event of the response, if it is a stream.
+    pub first_token: Option<Duration>,
     /// Time from its arrival to its end.
     pub total: Duration,
     /// Attempts after the first.
@@ -72,6 +87,10 @@ pub struct RequestSummary {
     /// The speculative part of the prediction, which does not show whether router and engine agree
     /// on tokens.
     pub speculative: Option<Speculative>,
+    /// Times between the events of a stream.
+    pub gaps: GapCounts,
+    /// The series of its profile, model and tenant, once they are known.
+    pub series: Option<SeriesIndex>,
     /// Token counts reported by the engine that answered.
     pub usage: Usage,
     /// The pod that computed the prompt, if another one answered.
@@ -101,14 +120,19 @@ impl RequestSummary {
             pod: None,
             status: 0,
             ended: RequestEnd::Refused,
+            reason: None,
             decided: Duration::ZERO,
+            waited: Duration::ZERO,
             first_byte: None,
+            first_token: None,
             total: Duration::ZERO,
             retries: 0,
             is_degraded: false,
             predicted_tokens: None,
             unique_tokens: 0,
             speculative: None,
+            gaps: GapCounts::default(),
+            series: None,
             usage: Usage::default(),
             computed: None,
             tokenized: None,
@@ -130,6 +154,12 @@ impl RequestSummary {
             return Usage::default();
         }
         Usage { prompt_tokens: self.tokenized, cached_tokens: None, output_tokens: self.events }
+    }
+
+    /// The trace of the request, if it is exported.
+    #[must_use]
+    pub fn trace_id(&self) -> Option<u128> {
+        self.trace.as_ref()?.context.map(|context| context.trace)
     }
 
     /// The pod that computed the prompt, and its token counts. A decode pod reports a transferred

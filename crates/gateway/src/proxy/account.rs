@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use std::sync::Arc;
-use wornpath_execution::{CallOutcome, Endpoint, PrefillResult, RequestFingerprint};
+use wornpath_execution::{CallError, Endpoint, PrefillResult, RequestFingerprint};
 use wornpath_index::Moment;
 use wornpath_routing::{PlanStep, Reservation};
 
@@ -70,6 +70,8 @@ pub(crate) struct ResponseAccount {
     scan: UsageScan,
     /// Events that have passed, if it is a stream.
     events: Option<u64>,
+    /// When the last of them passed.
+    last_event: Option<Moment>,
     /// The head of a response whose first byte has not come.
     head: Option<ResponseFacts>,
     /// Taken when the answer has ended.
@@ -143,6 +145,7 @@ impl ResponseAccount {
             chunk_ends: if may_split { ChunkEnds::Anywhere } else { chunk_ends },
             scan: UsageScan::default(),
             events: dialect.map(|_| 0),
+            last_event: None,
             head: None,
             open: Some(open),
         }
@@ -180,8 +183,9 @@ impl ResponseAccount {
     /// Accounts for bytes that pass; `is_last` if no more follow.
     pub(crate) fn observe(&mut self, data: &Bytes, is_last: bool) {
         self.scan.feed(data);
+        let new_events = self.events.as_ref().map_or(0, |_| count_events(data));
         if let Some(events) = &mut self.events {
-            *events += count_events(data);
+            *events += new_events;
         }
         match self.end_marker {
             EndMarker::Event(api) if self.chunk_ends == ChunkEnds::Anywhere => {
@@ -196,6 +200,17 @@ impl ResponseAccount {
             open.begin(facts);
         }
         let has_started = open.summary.pieces > 0;
+        if new_events > 0 {
+            let now = open.worker.gateway.now();
+            match self.last_event.replace(now) {
+                // The end of the stream has no token, and comes at once after the last one.
+                Some(last) if !self.stream_end.has_come() => {
+                    open.summary.gaps.record(now.since(last), new_events);
+                }
+                Some(_) => {}
+                None => open.summary.first_token = Some(now.since(open.arrived)),
+            }
+        }
         open.summary.pieces += 1;
         open.prefill = None;
         if let Some(load) = &mut open.step.reservation {
@@ -226,13 +241,16 @@ impl ResponseAccount {
         open.prefill = None;
     }
 
-    /// The body broke off with this outcome for its endpoint.
-    pub(crate) fn broke(&mut self, outcome: CallOutcome) {
+    /// The body broke off with this error.
+    pub(crate) fn broke(&mut self, error: &CallError) {
+        if let Some(open) = &mut self.open {
+            open.summary.reason = Some(error.to_string().into());
+        }
         if let Some(OpenResponse { endpoint: Some(endpoint), worker, request, .. }) = &self.open {
             let gateway = &worker.gateway;
             // A request whose response had begun is not poison: pods that die break all streams.
             let blamed = gateway.poison.blamed(*request, gateway.now());
-            endpoint.record_outcome(outcome, blamed, gateway.now());
+            endpoint.record_outcome(error.outcome(), blamed, gateway.now());
         }
         self.end(RequestEnd::Broken);
     }

@@ -5,6 +5,7 @@ use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::wait_queue::Waiter;
 use crate::proxy::worker::{LockedInsert, Worker};
 use std::sync::Arc;
+use std::time::Duration;
 use wornpath_config::BodyLength;
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{
@@ -20,6 +21,14 @@ pub(crate) struct Decided {
     pub(crate) insert: Option<LockedInsert>,
 }
 
+/// What a decision leaves behind beside the plan.
+pub(crate) struct DecisionNotes<'a> {
+    /// Where it is explained, if it is.
+    pub(crate) trace: &'a mut Option<Box<RequestTrace>>,
+    /// To which the time in the wait queue is added.
+    pub(crate) waited: &'a mut Duration,
+}
+
 /// Decides, and waits in the queue if every pod is busy.
 ///
 /// If no pod can serve the request but all of them are new, the pods are asked for their models
@@ -29,9 +38,10 @@ pub(crate) async fn decide(
     profile: &Arc<Profile>,
     mut context: RoutingContext,
     length: BodyLength,
-    trace: &mut Option<Box<RequestTrace>>,
+    notes: DecisionNotes<'_>,
 ) -> Result<Decided, ErrorResponse> {
     let gateway = &worker.gateway;
+    let DecisionNotes { trace, waited } = notes;
     let mut is_first = true;
     loop {
         let decide = |env: &mut DecisionEnv<'_>| match &mut *trace {
@@ -57,8 +67,11 @@ pub(crate) async fn decide(
                     trace.has_waited = true;
                 }
                 let model = waiter.context.request().model.base.clone();
-                let _waiting = gateway.model_waits.enter(&model, gateway.now());
-                Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await
+                let from = gateway.now();
+                let _waiting = gateway.model_waits.enter(&model, from);
+                let decided = Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await;
+                *waited += gateway.now().since(from);
+                decided
             }
         };
         context = match (back, decided) {

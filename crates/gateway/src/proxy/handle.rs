@@ -3,9 +3,9 @@
 
 use crate::dialect::Api;
 use crate::observe::request_trace::kept;
-use crate::observe::summary::{RequestEnd, RequestSummary};
+use crate::observe::summary::RequestSummary;
 use crate::proxy::body::discard;
-use crate::proxy::decide::{Decided, decide};
+use crate::proxy::decide::{Decided, DecisionNotes, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
@@ -51,7 +51,7 @@ pub(crate) async fn handle(
     match run_stages(worker, request, arrival, pending.get()).await {
         Ok((response, permit)) => respond(worker, response, permit, pending.take(), arrived),
         Err(error) => {
-            pending.end(RequestEnd::Refused, error.status.as_u16());
+            pending.refused(&error);
             error.response(error_api)
         }
     }
@@ -69,6 +69,7 @@ async fn run_stages(
     let ingress = match ingress::receive(worker, parts, &mut body, &arrival, &settings).await {
         Ok(ingress) => ingress,
         Err(refused) => {
+            summary.tenant = refused.tenant;
             if refused.is_body_unread {
                 discard(body, settings.limits.body_bytes);
             }
@@ -148,6 +149,7 @@ pub async fn send_planned(
         Ok(response) => respond(worker, response, None, summary, arrived),
         Err(error) => {
             summary.status = error.status.as_u16();
+            summary.reason = Some(error.message().into());
             summary.total = worker.gateway.now().since(arrived);
             worker.gateway.ended(&summary);
             error.response(api)
@@ -187,7 +189,8 @@ async fn run_planned_stages(
     let mut trace = None;
     let profile = planned.profile;
     let context = prepare(worker, profile, body.request, &work, &mut trace).await?;
-    let decided = decide(worker, profile, context, work.length, &mut trace).await?;
+    let notes = DecisionNotes { trace: &mut trace, waited: &mut summary.waited };
+    let decided = decide(worker, profile, context, work.length, notes).await?;
     (planned.decided)();
     summary.decided = gateway.now().since(arrived);
     // The first byte of an answer that is not streamed comes when all of it is computed.

@@ -30,7 +30,7 @@ use wornpath_execution::Edit;
 use wornpath_execution::StepCall;
 use wornpath_execution::splice;
 use wornpath_index::Moment;
-use wornpath_routing::Rejection;
+use wornpath_routing::{Name, Rejection};
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
@@ -59,11 +59,13 @@ pub(crate) struct Refused {
     pub(crate) error: ErrorResponse,
     /// Whether the client may still send its body, and will not read the response before.
     pub(crate) is_body_unread: bool,
+    /// The tenant that sent it, if its key was checked.
+    pub(crate) tenant: Option<Name>,
 }
 
 impl From<ErrorResponse> for Refused {
     fn from(error: ErrorResponse) -> Self {
-        Self { error, is_body_unread: false }
+        Self { error, is_body_unread: false, tenant: None }
     }
 }
 
@@ -80,7 +82,8 @@ where
 {
     let CheckedHead { tenant, path } = check_head(&parts, settings)?;
     let limits = &settings.limits;
-    let unread = |error| Refused { error, is_body_unread: true };
+    let name = || tenant.map(|tenant| tenant.name.clone());
+    let unread = |error| Refused { error, is_body_unread: true, tenant: name() };
     let permit = acquire_quota(worker, tenant).map_err(unread)?;
     let rules = BodyRules {
         budget: worker.gateway.bodies(),
@@ -92,6 +95,7 @@ where
     let ReceivedBody { bytes, reservation } = received.map_err(|error| Refused {
         is_body_unread: matches!(error, BodyError::Full(_)),
         error: error.into(),
+        tenant: name(),
     })?;
     headers::strip(&mut parts.headers);
     headers::strip_request(&mut parts.headers);

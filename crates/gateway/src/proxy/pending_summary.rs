@@ -3,9 +3,8 @@
 
 use crate::dialect::Api;
 use crate::observe::summary::{RequestEnd, RequestSummary};
+use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::worker::Worker;
-#[cfg(feature = "grpc")]
-use hyper::StatusCode;
 use wornpath_index::Moment;
 
 /// The summary of a request that has no answer yet. Dropped as such, the client has disconnected.
@@ -33,13 +32,13 @@ impl<'a> PendingSummary<'a> {
         self.summary.take().unwrap_or_else(|| RequestSummary::new("", Api::OTHER))
     }
 
-    /// The client gets an error with this status.
-    #[cfg(feature = "grpc")]
-    pub(crate) fn refused(&mut self, status: StatusCode) {
-        self.end(RequestEnd::Refused, status.as_u16());
+    /// The client gets this error.
+    pub(crate) fn refused(&mut self, error: &ErrorResponse) {
+        self.get().reason = Some(error.message().into());
+        self.end(RequestEnd::Refused, error.status.as_u16());
     }
 
-    pub(crate) fn end(&mut self, end: RequestEnd, status: u16) {
+    fn end(&mut self, end: RequestEnd, status: u16) {
         let Some(mut summary) = self.summary.take() else { return };
         summary.ended = end;
         summary.status = status;

@@ -177,7 +177,7 @@ impl Relay {
             self.body = EngineBody::empty();
             return Poll::Ready(None);
         }
-        self.account.broke(error.outcome());
+        self.account.broke(&error);
         self.body = EngineBody::empty();
         let EndMarker::Event(api) = self.end_marker else { return Poll::Ready(Some(Err(error))) };
         let start = if self.is_between_events { "" } else { "\n\n" };

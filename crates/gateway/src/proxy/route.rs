@@ -5,7 +5,7 @@ use crate::dialect::Api;
 use crate::observe::request_trace::{RequestTrace, kept};
 use crate::observe::summary::RequestSummary;
 use crate::proxy::body_budget::BodyReservation;
-use crate::proxy::decide::{Decided, decide};
+use crate::proxy::decide::{Decided, DecisionNotes, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::CallPolicy;
@@ -91,7 +91,10 @@ pub(crate) async fn route(
     }
     if settings.models.iter().any(|model| !model.wait_for_pod.is_zero()) {
         let wait = wait_for_first_pod(gateway, settings, &body.model, call.body.len());
-        Box::pin(wait).await?;
+        let from = gateway.now();
+        let waited = Box::pin(wait).await;
+        summary.waited = gateway.now().since(from);
+        waited?;
     }
     let mut snapshot = gateway.snapshot();
     if snapshot.may_yet_serve(&body.model) {
@@ -122,6 +125,7 @@ pub(crate) async fn route(
         summary.model.clone_from(&body.request.model.base);
     }
     summary.tenant.clone_from(&body.request.tenant);
+    summary.series = gateway.metrics().and_then(|metrics| metrics.series_of(summary));
     let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
     let prepared = prepare(worker, &profile, body.request, &work, &mut trace).await;
     let context = keep_trace_on_error(prepared, &mut trace, summary)?;
@@ -130,7 +134,8 @@ pub(crate) async fn route(
     }
     summary.tokenized = profile.prompt_length(&context);
     summary.traffic = gateway.recorder().prompt_shape(&profile, &context, arrived);
-    let decided = decide(worker, &profile, context, work.length, &mut trace).await;
+    let notes = DecisionNotes { trace: &mut trace, waited: &mut summary.waited };
+    let decided = decide(worker, &profile, context, work.length, notes).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
     summary.decided = gateway.now().since(arrived);
     let tenant_budget = gateway.tenant_budget(summary.tenant.as_ref());

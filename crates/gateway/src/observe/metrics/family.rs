@@ -88,6 +88,24 @@ families! {
         "Retries over all requests: `spent`, or `refused` because the retry budget was exhausted.";
     POISON_REFUSED = Counter "wornpath_poison_requests_refused_total" []
         "Requests that were refused because the same request had broken the connections to two pods within the last minute.";
+    TRAFFIC_REQUESTS = Counter "wornpath_traffic_requests_total" ["profile", "model", "tenant", "status", "end"]
+        "Finished requests by model and tenant. This and the next metrics of `wornpath_traffic_` have no label for the pod, and only so many models and tenants have series of their own (`metrics.models`, `metrics.tenants`): the others share `other`. `profile` and `model` are empty for requests that were refused before they were routed, `tenant` where there are none.";
+    TRAFFIC_PROMPT_TOKENS = Counter "wornpath_traffic_prompt_tokens_total" ["profile", "model", "tenant", "source"]
+        "As `wornpath_prompt_tokens_total`, by model and tenant.";
+    TRAFFIC_OUTPUT_TOKENS = Counter "wornpath_traffic_output_tokens_total" ["profile", "model", "tenant", "source"]
+        "As `wornpath_output_tokens_total`, by model and tenant.";
+    TRAFFIC_TOLD_TOKENS = Counter "wornpath_traffic_prompt_tokens_told_total" ["profile", "model", "tenant"]
+        "As `wornpath_prompt_tokens_told_total`, by model and tenant.";
+    TRAFFIC_CACHED_TOKENS = Counter "wornpath_traffic_cached_tokens_total" ["profile", "model", "tenant"]
+        "As `wornpath_cached_tokens_total`, by model and tenant.";
+    TRAFFIC_FIRST_TOKEN_SECONDS = Histogram "wornpath_traffic_first_token_seconds" ["profile", "model", "tenant"]
+        "Time from the arrival of a request to the first event of its response, of streams.";
+    TRAFFIC_INTER_TOKEN_SECONDS = Histogram "wornpath_traffic_inter_token_seconds" ["profile", "model", "tenant"]
+        "Time between two events of a stream, each of which is about one token. Counted when the response ends.";
+    TRAFFIC_QUEUE_SECONDS = Histogram "wornpath_traffic_queue_seconds" ["profile", "model", "tenant"]
+        "Time of a routed request in the wait queue, or in waiting for the first pod of its model; 0 for most.";
+    TRAFFIC_REQUEST_SECONDS = Histogram "wornpath_traffic_request_seconds" ["profile", "model", "tenant"]
+        "Time from the arrival of a request to the last byte of its response.";
     SERIES_DROPPED = Counter "wornpath_series_dropped_total" []
         "Finished requests counted in no other series, because the limit on label combinations was reached.";
     POD_REQUESTS = Gauge "wornpath_pod_requests" ["pod"]
@@ -198,17 +216,34 @@ families! {
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]
         "Traced requests: `exported`, `failed` (the collector refused them) or `dropped` (export queue full).";
+    ACCESS_LOG_LINES = Counter "wornpath_access_log_lines_total" ["fate"]
+        "Lines of the access log: `written`, `failed` (they could not be written), or `dropped` (the queue was full, because the disk or the reader of the pipe is slower than the requests).";
     METRIC_EXPORTS = Counter "wornpath_metric_exports_total" ["fate"]
         "Exports of all metrics by OTLP: `exported`, or `failed` (the collector refused them, or was not reached).";
-    BUILD = Gauge "wornpath_build_info" ["version"]
-        "Always 1; the label is the running version.";
+    BUILD = Gauge "wornpath_build_info" ["version", "revision"]
+        "Always 1; the labels are the running version, and the commit that it was built from (`WORNPATH_REVISION` at build time; empty without).";
+    PROCESS_CPU = Counter "process_cpu_seconds_total" []
+        "CPU time of the router. This and the next metrics of `process_` come from Linux's `/proc`, and are absent elsewhere.";
+    PROCESS_START = Gauge "process_start_time_seconds" []
+        "When the router was started, in seconds since 1970.";
+    PROCESS_RESIDENT = Gauge "process_resident_memory_bytes" []
+        "Resident memory of the router.";
+    PROCESS_VIRTUAL = Gauge "process_virtual_memory_bytes" []
+        "Virtual memory of the router.";
+    PROCESS_THREADS = Gauge "process_threads" []
+        "Threads of the router.";
+    PROCESS_FDS = Gauge "process_open_fds" []
+        "Open files and connections of the router.";
+    PROCESS_MAX_FDS = Gauge "process_max_fds" []
+        "Limit on `process_open_fds`.";
 }
 
 const HEAD: &str = "\
 # Metrics
 
 Generated from the code by a test; do not edit. Served at `/metrics` of the client listener and of the admin
-listener, in Prometheus' text format. Times are in seconds. No label ever contains a key, a header or a prompt. Requests
+listener, in Prometheus' text format, or as OpenMetrics if the scrape asks for it (`Accept: application/openmetrics-text`). OpenMetrics
+adds exemplars to histograms: the trace id of the last traced request in each bucket, if `telemetry` exports traces. Times are in seconds. No label ever contains a key, a header or a prompt. Requests
 of batches have the profile `offline`; select online traffic with `profile!=\"offline\"`.
 
 Histogram bounds, in seconds: ";
@@ -220,8 +255,7 @@ it the dashboard and `wornpath top`, use finer buckets, each at most an eighth w
 /// The reference page, as Markdown.
 #[must_use]
 pub fn reference() -> String {
-    let bounds: Vec<_> =
-        crate::observe::metrics::histogram::BOUNDS.iter().map(f64::to_string).collect();
+    let bounds: Vec<_> = crate::observe::buckets::BOUNDS.iter().map(f64::to_string).collect();
     let mut page = format!("{HEAD}{}. {TAIL}\n\n", bounds.join(", "));
     page.push_str("| metric | kind | labels | |\n|---|---|---|---|\n");
     for Family { name, kind, labels, help } in FAMILIES {
@@ -239,7 +273,8 @@ mod tests {
     fn names_follow_prometheus_conventions_and_are_given_once() {
         for (at, family) in FAMILIES.iter().enumerate() {
             let Family { name, kind, .. } = family;
-            assert!(name.starts_with("wornpath_"), "{name}");
+            let is_named = ["wornpath_", "process_"].iter().any(|it| name.starts_with(it));
+            assert!(is_named, "{name}");
             assert_eq!(*kind == MetricKind::Counter, name.ends_with("_total"), "{name}");
             assert_eq!(
                 *kind == MetricKind::Histogram,

@@ -4,6 +4,9 @@
 //! Exported buckets are coarse, because Prometheus stores every bucket of every pod. Every exported
 //! bound is also a fine one, so the coarse counts are exact sums.
 
+use crate::observe::buckets::{BOUNDS, GapCounts};
+use crate::observe::metrics::exemplar::{BucketExemplars, Exemplar, Exemplars};
+use crate::observe::timestamp::Timestamp;
 use arc_swap::ArcSwap;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -11,11 +14,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// Exported upper bounds in seconds: from the overhead of a proxy to a long response.
-pub const BOUNDS: [f64; 16] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
-];
 
 /// The bounds within one power of ten.
 const DECADE: [u64; 24] = [
@@ -50,11 +48,16 @@ pub struct Histogram {
     /// By the smallest bound that is not exceeded; the last bucket is beyond all bounds.
     counts: [AtomicU64; FINE.len() + 1],
     nanos: AtomicU64,
+    exemplars: Exemplars,
 }
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: [const { AtomicU64::new(0) }; FINE.len() + 1], nanos: AtomicU64::new(0) }
+        Self {
+            counts: [const { AtomicU64::new(0) }; FINE.len() + 1],
+            nanos: AtomicU64::new(0),
+            exemplars: Exemplars::default(),
+        }
     }
 }
 
@@ -67,16 +70,35 @@ impl Histogram {
         self.nanos.fetch_add(nanos, Relaxed);
     }
 
+    /// Records a time, and the trace of the request if it has one.
+    pub(crate) fn record_traced(&self, time: Duration, trace: Option<u128>) {
+        self.record(time);
+        if let Some(trace) = trace {
+            let seconds = time.as_secs_f64();
+            self.exemplars.keep(Exemplar { trace, seconds, at: Timestamp::now() });
+        }
+    }
+
+    /// Adds times that were counted by the exported bounds.
+    pub(crate) fn add(&self, gaps: &GapCounts) {
+        for (bucket, count) in gaps.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            self.counts[fine_bucket(bucket)].fetch_add(u64::from(*count), Relaxed);
+        }
+        if gaps.nanos > 0 {
+            self.nanos.fetch_add(gaps.nanos, Relaxed);
+        }
+    }
+
+    /// The last traced request of each exported bucket.
+    pub(crate) fn exemplars(&self) -> Option<Box<BucketExemplars>> {
+        self.exemplars.all()
+    }
+
     /// Cumulative counts for the exported bounds, and last for all times.
     #[must_use]
     pub fn cumulative(&self) -> [u64; BOUNDS.len() + 1] {
         let fine = self.fine();
-        std::array::from_fn(|bucket| {
-            let bound = BOUNDS.get(bucket).map(|bound| Duration::from_secs_f64(*bound).as_nanos());
-            let at = bound
-                .map_or(FINE.len(), |bound| FINE.partition_point(|fine| u128::from(*fine) < bound));
-            fine[at]
-        })
+        std::array::from_fn(|bucket| fine[fine_bucket(bucket)])
     }
 
     /// Cumulative counts for the fine bounds, and last for all times.
@@ -93,6 +115,12 @@ impl Histogram {
     pub fn sum(&self) -> f64 {
         Duration::from_nanos(self.nanos.load(Relaxed)).as_secs_f64()
     }
+}
+
+/// The fine bucket with the upper bound of an exported one.
+fn fine_bucket(exported: usize) -> usize {
+    let bound = BOUNDS.get(exported).map(|bound| Duration::from_secs_f64(*bound).as_nanos());
+    bound.map_or(FINE.len(), |bound| FINE.partition_point(|fine| u128::from(*fine) < bound))
 }
 
 /// More series than a fleet of 1024 pods with four profiles needs.
@@ -168,6 +196,20 @@ mod tests {
         let counts = histogram.cumulative();
         assert_eq!((counts[0], counts[1], counts[15], counts[16]), (1, 2, 2, 3));
         assert!((histogram.sum() - 400.003).abs() < 1e-9);
+    }
+
+    #[test]
+    fn times_that_were_counted_by_exported_bounds_keep_their_buckets_and_their_sum() {
+        let histogram = Histogram::default();
+        let mut gaps = GapCounts::default();
+        for millis in [1, 2, 40, 400_000] {
+            gaps.record(Duration::from_millis(millis), 1);
+        }
+        histogram.add(&gaps);
+        histogram.record(Duration::from_millis(2));
+        let counts = histogram.cumulative();
+        assert_eq!((counts[0], counts[1], counts[5], counts[15], counts[16]), (1, 3, 4, 4, 5));
+        assert!((histogram.sum() - 400.045).abs() < 1e-9);
     }
 
     #[test]

@@ -6,11 +6,15 @@
 //! declarations.
 
 pub(crate) mod accuracy;
+pub(crate) mod exemplar;
 pub mod family;
 mod histogram;
+pub(crate) mod openmetrics;
 pub(crate) mod page;
+pub(crate) mod process;
 pub(crate) mod text;
 pub mod totals;
+mod traffic;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
@@ -18,19 +22,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use wornpath_config::MetricLimits;
 use wornpath_index::Moment;
 use wornpath_routing::{Name, Untokenized};
 
+pub use crate::observe::buckets::BOUNDS;
 pub use accuracy::{AccuracyMeter, AccuracyVerdict, PredictionTally};
 pub use family::{FAMILIES, Family, MetricKind, reference};
-pub use histogram::{BOUNDS, Histogram};
+pub use histogram::Histogram;
 pub use totals::{Figures, Totals};
 
 use crate::dialect::Api;
 use crate::observe::export_counts::ExportCounts;
-use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, Usage};
+use crate::observe::summary::{RequestEnd, RequestSummary, SeriesIndex, SummaryObserver, Usage};
 use histogram::SeriesTable;
 use page::{FamilySamples, MetricsPage};
+use traffic::TrafficMetrics;
 
 /// The counters of the gateway.
 #[derive(Default)]
@@ -42,6 +49,8 @@ pub struct Metrics {
     scrapes: SeriesTable<Name, [AtomicU64; 2]>,
     reloads: [AtomicU64; 2],
     untokenized: [AtomicU64; Untokenized::ALL.len()],
+    /// By model and tenant.
+    traffic: TrafficMetrics,
     /// Pods that should send events and never sent one.
     silent: Mutex<HashSet<Name>>,
     /// The sum over removed pods whose series were pruned.
@@ -50,6 +59,8 @@ pub struct Metrics {
     removed: Mutex<HashMap<Name, RemovedPod>>,
     /// Of traced requests.
     pub(crate) traces: Arc<ExportCounts>,
+    /// Of lines of the access log.
+    pub(crate) access_log: Arc<ExportCounts>,
     /// Of all metrics, by OTLP.
     pub(crate) exports: Arc<ExportCounts>,
 }
@@ -147,7 +158,7 @@ impl SummaryObserver for Metrics {
                 counters.compare(record, usage);
             }
         };
-        let counted = self.pods.with(&key, count) && counted;
+        let counted = self.pods.with(&key, count) && counted && self.traffic.count(record);
         if !is_one_pod && usage.cached_tokens.is_some() {
             let key = PodSeriesKey { profile: key.profile, pod: computed_by.cloned() };
             self.pods.with(&key, |counters| counters.compare(record, usage));
@@ -159,6 +170,22 @@ impl SummaryObserver for Metrics {
 }
 
 impl Metrics {
+    /// Sets how many models and tenants get series of their own, from now on.
+    pub fn set_limits(&self, limits: MetricLimits) {
+        self.traffic.set_limits(limits);
+    }
+
+    /// The series of a request whose profile, model and tenant are known.
+    pub(crate) fn series_of(&self, record: &RequestSummary) -> Option<SeriesIndex> {
+        self.traffic.index(&record.profile, &record.model, record.tenant.as_ref())
+    }
+
+    /// Applied and refused reloads since the start.
+    #[must_use]
+    pub fn reloads(&self) -> [u64; 2] {
+        [Reload::Applied, Reload::Refused].map(|it| self.reloads[it as usize].load(Relaxed))
+    }
+
     /// Counts a scrape of a pod's engine.
     pub fn scraped(&self, pod: &Name, scrape: Scrape) {
         self.scrapes.with(pod, |counts| add(&counts[scrape as usize], 1));
@@ -340,6 +367,7 @@ impl Metrics {
                 family.value(labels, counter(counters).load(Relaxed));
             });
         }
+        self.traffic.write(page);
         page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
         let mut scrapes = self.scrapes.all();
         scrapes.sort_by_cached_key(|(pod, _)| pod.to_string());
@@ -365,18 +393,27 @@ impl Metrics {
         ] {
             family.value(&[fate], count.load(Relaxed));
         }
+        let family = page.family(family::ACCESS_LOG_LINES);
+        let lines = &self.access_log;
+        for (fate, count) in
+            [("written", &lines.exported), ("failed", &lines.failed), ("dropped", &lines.dropped)]
+        {
+            family.value(&[fate], count.load(Relaxed));
+        }
         let family = page.family(family::METRIC_EXPORTS);
         family.value(&["exported"], self.exports.exported.load(Relaxed));
         family.value(&["failed"], self.exports.failed.load(Relaxed));
-        page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION")], 1_u8);
+        let revision = option_env!("WORNPATH_REVISION").unwrap_or_default();
+        page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION"), revision], 1_u8);
     }
 }
 
 impl PodCounters {
     fn count(&self, record: &RequestSummary) {
-        self.total.record(record.total);
+        let trace = record.trace_id();
+        self.total.record_traced(record.total, trace);
         if let Some(first_byte) = record.first_byte {
-            self.first_byte.record(first_byte);
+            self.first_byte.record_traced(first_byte, trace);
         }
         let usage = record.usage;
         add(&self.prompt_tokens, usage.prompt_tokens.unwrap_or(0));

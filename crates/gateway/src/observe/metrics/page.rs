@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use crate::observe::buckets::BOUNDS;
+use crate::observe::metrics::exemplar::BucketExemplars;
 use crate::observe::metrics::family::{Family, MetricKind};
-use crate::observe::metrics::histogram::{BOUNDS, Histogram};
+use crate::observe::metrics::histogram::Histogram;
 
 /// All metrics with their values.
 #[derive(Debug, Default)]
@@ -30,6 +32,8 @@ pub(crate) enum SampleValue {
         /// Cumulative counts by bound, and last of all.
         counts: [u64; BOUNDS.len() + 1],
         sum: f64,
+        /// By bucket, if a traced request was counted.
+        exemplars: Option<Box<BucketExemplars>>,
     },
 }
 
@@ -75,7 +79,8 @@ impl FamilySamples {
     pub(crate) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         assert_eq!(self.family.kind, MetricKind::Histogram, "{} is no histogram", self.family.name);
         let (counts, sum) = (histogram.cumulative(), histogram.sum());
-        self.add(labels, SampleValue::Histogram { counts, sum });
+        let exemplars = histogram.exemplars();
+        self.add(labels, SampleValue::Histogram { counts, sum, exemplars });
     }
 
     fn add(&mut self, labels: &[&str], value: SampleValue) {

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+use crate::observe::buckets::BOUNDS;
 use crate::observe::metrics::family::Family;
-use crate::observe::metrics::histogram::BOUNDS;
 use crate::observe::metrics::page::{FamilySamples, MetricsPage, SampleValue};
 
 /// The page as text.
@@ -22,7 +22,7 @@ pub(crate) fn text(page: &MetricsPage) -> String {
                 SampleValue::Number(value) => {
                     let _ = writeln!(text, "{name}{all} {value}");
                 }
-                SampleValue::Histogram { counts, sum } => {
+                SampleValue::Histogram { counts, sum, .. } => {
                     let comma = if labels.is_empty() { "" } else { "," };
                     for (bound, count) in bounds.iter().zip(counts) {
                         let le = format_args!("{{{labels}{comma}le=\"{bound}\"}}");
@@ -38,7 +38,7 @@ pub(crate) fn text(page: &MetricsPage) -> String {
 }
 
 /// The labels of one sample, without braces.
-fn labels(family: &Family, values: &[String]) -> String {
+pub(crate) fn labels(family: &Family, values: &[String]) -> String {
     let pairs = family.labels.iter().zip(values);
     let pairs = pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
     pairs.collect::<Vec<_>>().join(",")

@@ -8,7 +8,7 @@ use std::time::Duration;
 use wornpath_routing::Name;
 
 use crate::observe::metrics::histogram::{Cumulative, FINE};
-use crate::observe::metrics::{Metrics, PodCounters, pod_label};
+use crate::observe::metrics::{EndKey, Metrics, PodCounters, PodSeriesKey, pod_label};
 use crate::observe::summary::RequestEnd;
 use wornpath_config::OFFLINE;
 
@@ -64,6 +64,14 @@ impl Default for Figures {
 }
 
 impl Figures {
+    /// Adds requests that ended alike.
+    fn add_ends(&mut self, key: &EndKey, count: u64) {
+        self.requests += count;
+        if key.status >= 500 || key.ended == RequestEnd::Broken {
+            self.failed += count;
+        }
+    }
+
     /// Combines each figure of both.
     fn with(mut self, other: &Self, join: fn(u64, u64) -> u64) -> Self {
         for (own, other) in self.first_byte.iter_mut().zip(other.first_byte) {
@@ -128,9 +136,14 @@ impl Figures {
 
 impl Metrics {
     /// The sum over all pods since start, including removed ones.
+    #[must_use]
     pub fn total(&self) -> Figures {
-        let pruned = *self.pruned();
-        self.totals().values().fold(pruned, |sum, figures| sum.and(figures))
+        let mut sum = *self.pruned();
+        for (key, count) in self.ends.all() {
+            sum.add_ends(&key, count.load(Relaxed));
+        }
+        let pods = self.pods.all();
+        pods.iter().fold(sum, |sum, (key, counters)| sum.and(&counters.figures(key)))
     }
 
     /// Adds the figures of the pods whose series are about to be pruned.
@@ -150,29 +163,23 @@ impl Metrics {
         let mut totals = Totals::new();
         for (key, count) in self.ends.all() {
             let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
-            let count = count.load(Relaxed);
-            figures.requests += count;
-            if key.status >= 500 || key.ended == RequestEnd::Broken {
-                figures.failed += count;
-            }
+            figures.add_ends(&key, count.load(Relaxed));
         }
         for (key, counters) in self.pods.all() {
             let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
-            let mut counted = counters.figures();
-            if key.profile.as_str() == OFFLINE {
-                counted.first_byte = Figures::default().first_byte;
-            }
-            *figures = figures.and(&counted);
+            *figures = figures.and(&counters.figures(&key));
         }
         totals
     }
 }
 
 impl PodCounters {
-    fn figures(&self) -> Figures {
+    fn figures(&self, key: &PodSeriesKey) -> Figures {
+        let none = Figures::default();
+        let is_online = key.profile.as_str() != OFFLINE;
         Figures {
             retries: self.retries.load(Relaxed),
-            first_byte: self.first_byte.fine(),
+            first_byte: if is_online { self.first_byte.fine() } else { none.first_byte },
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             output_tokens: self.output_tokens.load(Relaxed),
             reported_tokens: self.reported.load(Relaxed),
@@ -181,7 +188,7 @@ impl PodCounters {
             actual: self.actual.load(Relaxed),
             checked: self.checked.load(Relaxed),
             speculative: self.speculative.load(Relaxed),
-            ..Figures::default()
+            ..none
         }
     }
 }

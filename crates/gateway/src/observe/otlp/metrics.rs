@@ -178,7 +178,7 @@ impl Times {
 
     fn histograms(&self, family: &Family, samples: Vec<Sample>) -> Vec<HistogramDataPoint> {
         let points = samples.into_iter().filter_map(|sample| {
-            let SampleValue::Histogram { counts, sum } = sample.value else { return None };
+            let SampleValue::Histogram { counts, sum, .. } = sample.value else { return None };
             let before = [0].into_iter().chain(counts);
             // Threads count while the buckets are read.
             let bucket_counts =

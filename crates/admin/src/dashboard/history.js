@@ -1,0 +1,95 @@
+// The past of the charts: what the router remembers of it, in the range that was picked, and what changed meanwhile.
+
+import { h } from "./draw.js";
+import { get } from "./stream.js";
+
+// Names and seconds. Within an hour there is a value per second, beyond it one per minute.
+const RANGES = [["2 min", 120], ["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
+// So many points are drawn at most: more would fall on the same pixels.
+const POINTS = 360;
+// Milliseconds after which it is asked for again, for what the stream of snapshots does not say.
+const FRESH = 60000;
+// And so many changes are listed at once.
+const LISTED = 6;
+
+const WORDS = {
+  router_started: "the router started", reload_applied: "configuration reloaded", reload_refused: "configuration refused",
+  pod_added: "added", pod_removed: "removed", pod_up: "up", pod_down: "down", pod_draining: "draining", pod_restarted: "engine restarted",
+};
+const KINDS = { reload_refused: "bad", pod_down: "bad", pod_removed: "warn", pod_draining: "warn", pod_restarted: "warn" };
+
+const seconds = (state) => state.ui.range ?? RANGES[0][1];
+
+// The rates of a second as the stream has them, or nothing.
+const row = (series, at) => series.requests[at] === null ? null : {
+  requests: series.requests[at], failed: series.failed[at], prompt_tokens: series.prompt_tokens[at], saved_tokens: series.saved_tokens[at],
+  output_tokens: series.output_tokens[at], hit_rate: series.hit_rate[at],
+  first_byte_seconds: { p50: series.p50[at], p90: series.p90[at], p99: series.p99[at] },
+};
+
+// What stands between two drawings: pods that came, went or failed, and reloads.
+const stateOf = ({ generation, is_config_refused: refused, pods }) =>
+  [generation, refused, ...pods.map(({ name, health }) => `${name} ${health}`)].join();
+
+// Asks the router for the past if the range is new, if something changed, or if it is a while ago.
+export function remember(state) {
+  const { past } = state;
+  const now = performance.now();
+  const known = state.snapshot ? stateOf(state.snapshot) : null;
+  if (past && past.range === seconds(state) && past.known === known && now - past.asked < FRESH) return;
+  const asked = { range: seconds(state), known, asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
+  state.past = asked;
+  get(`/history?seconds=${asked.range}`).then((told) => {
+    if (state.past !== asked) return;
+    Object.assign(asked, { step: told.step, from: told.from, now: told.now, changes: told.changes });
+    state.history = told.series.requests.map((_, at) => row(told.series, at));
+    // This second may not have been sampled yet.
+    if (told.step === 1) state.history[state.history.length - 1] ??= state.snapshot?.rates ?? null;
+    state.redraw();
+  }, () => {
+    // Tried again with the next snapshot; until then the charts go on from what is there.
+    if (state.past === asked) asked.asked = -FRESH;
+  });
+}
+
+// Adds the rates of a snapshot, and nothing for the seconds before it that were missed.
+export function append(state, rates, missed) {
+  if ((state.past?.step ?? 1) > 1) return;
+  const length = seconds(state);
+  for (let second = 0; second < Math.min(missed, length); second += 1) state.history.push(null);
+  state.history.push(rates);
+  state.history.splice(0, Math.max(0, state.history.length - length));
+}
+
+// How the charts are drawn: their length in values, their range in words, and where something changed.
+export function chart(state) {
+  const { past } = state;
+  const length = Math.max(2, Math.round(seconds(state) / (past?.step ?? 1)));
+  const end = past?.now ? past.now + (performance.now() - past.asked) / 1000 : 0;
+  const [name] = RANGES.find(([, length]) => length === seconds(state));
+  const marks = (past?.changes ?? []).map(({ at, kind }) => ({ x: 100 * (1 - (end - at) / seconds(state)), cls: KINDS[kind] ?? "" }));
+  return { length, points: POINTS, title: `last ${name}`, marks: marks.filter(({ x }) => x >= 0 && x <= 100) };
+}
+
+export const ranges = (state) =>
+  h("div", { class: "chips ranges", role: "group", "aria-label": "Time range of the charts" }, RANGES.map(([name, length]) =>
+    h("button", { class: "chip", "aria-pressed": String(length === seconds(state)), onclick: () => {
+      state.ui.range = length;
+      remember(state);
+      state.redraw();
+    } }, name)));
+
+const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+
+// What changed in the range, the latest first.
+export function changes(state) {
+  const all = (state.past?.changes ?? []).toReversed();
+  if (!all.length) return null;
+  const shown = all.slice(0, state.ui.allChanges ? all.length : LISTED);
+  return h("section", { class: "changes", "aria-label": "What changed" },
+    h("h2", {}, "What changed"),
+    h("ol", { class: "plain" }, shown.map(({ at, kind, pod }) =>
+      h("li", {}, h("i", { class: `dot ${KINDS[kind] ?? ""}` }), h("time", { datetime: new Date(at * 1000).toISOString() }, time(at)),
+        h("span", {}, pod ? [h("b", {}, pod), ` ${WORDS[kind] ?? kind}`] : WORDS[kind] ?? kind)))),
+    all.length > shown.length ? h("button", { class: "chip", onclick: () => { state.ui.allChanges = true; state.redraw(); } }, `show all ${all.length}`) : null);
+}
