@@ -39,7 +39,9 @@ const SYSTEM_TIME: usize = 12;
 const THREADS: usize = 17;
 const START_TIME: usize = 19;
 const VIRTUAL_BYTES: usize = 20;
-const RESIDENT_PAGES: usize = 21;
+
+/// Times in `/proc` are in this unit, whatever the kernel's own is.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 impl ProcessFigures {
     fn read() -> Option<Self> {
@@ -47,13 +49,11 @@ impl ProcessFigures {
         let (_, rest) = text.rsplit_once(") ")?;
         let figures: Vec<&str> = rest.split_ascii_whitespace().collect();
         let figure = |at: usize| figures.get(at)?.parse::<f64>().ok();
-        let ticks = rustix::param::clock_ticks_per_second() as f64;
-        let page = rustix::param::page_size() as f64;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         Some(Self {
-            cpu_seconds: (figure(USER_TIME)? + figure(SYSTEM_TIME)?) / ticks,
-            start_seconds: boot_time().zip(figure(START_TIME)).map(|(boot, at)| boot + at / ticks),
-            resident_bytes: figure(RESIDENT_PAGES)? * page,
+            cpu_seconds: (figure(USER_TIME)? + figure(SYSTEM_TIME)?) / TICKS_PER_SECOND,
+            start_seconds: start_time(figure(START_TIME)?),
+            resident_bytes: resident_bytes()?,
             virtual_bytes: figure(VIRTUAL_BYTES)?,
             threads: figure(THREADS)?,
             open_files: open_files(),
@@ -62,10 +62,18 @@ impl ProcessFigures {
     }
 }
 
-/// When the system was started, in seconds since 1970.
-fn boot_time() -> Option<f64> {
+/// When the process was started, in seconds since 1970.
+fn start_time(ticks_since_boot: f64) -> Option<f64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+    let boot = text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse::<f64>();
+    Some(boot.ok()? + ticks_since_boot / TICKS_PER_SECOND)
+}
+
+fn resident_bytes() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib * 1024.0)
 }
 
 fn open_files() -> Option<f64> {
