@@ -116,7 +116,7 @@ fn warn_about_secrets(arguments: &ServeArguments, config: &Config) {
     }
 }
 
-/// Whether a restart would fail alike. An address in use or a store that is down may be available
+/// Whether a restart would fail again with the same configuration. An address in use or a store that is down may be available
 /// by then.
 fn is_of_configuration(error: &ServeError) -> bool {
     match error {
@@ -203,7 +203,7 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
     settings.epp = epp(arguments, settings.epp);
     ensure!(
         settings.epp.is_some() || (arguments.epp_health.is_none() && !arguments.one_destination),
-        "--epp-health and --one-destination are of the endpoint picker, which is disabled; give --epp ADDRESS:PORT"
+        "--epp-health and --one-destination need the endpoint picker; give --epp ADDRESS:PORT"
     );
     let keys = tenants::given_keys(&arguments.api_key, &arguments.api_key_file)?;
     tenants::set(&keys, &mut settings.tenants)?;
@@ -292,7 +292,7 @@ fn batch(
     let mut kept = batch_store(written)?;
     Ok(Some(match from_file {
         Some(rules) => {
-            // The address is replaced, not how it is called.
+            // The address is replaced; the TLS settings of the file stay.
             if let (BatchStoreSettings::Postgres(given), BatchStoreSettings::Postgres(of_file)) =
                 (&mut kept, &rules.kept)
             {

@@ -1,8 +1,8 @@
 //! The HTTP server: OpenAI and Anthropic interfaces in front of a fleet of engines.
 //!
 //! A few threads answer clients, each with an event loop and connections to pods of its own
-//! ([`serve`]); a request stays on its thread from its first byte to its last, and waits for no
-//! other thread. What the threads share is in [`Gateway`]. All else (events, probes, tokenization
+//! ([`serve`]); a request stays with its thread; only long prompts are parsed and tokenized in a
+//! pool of low priority, and two threads meet only where both would send one new prefix to a pod. What the threads share is in [`Gateway`]. All else (events, probes, tokenization
 //! of long prompts) runs in the background. A watchdog notices a thread that is stuck.
 //!
 //! Modules, lowest first; none imports one that comes later:

@@ -27,7 +27,7 @@ pub struct DecisionState {
     pub(crate) index: Index,
     pub(crate) reader: IndexReader,
     writer: IndexWriter,
-    /// Of the last plan, until it is committed or taken.
+    /// The insert of the last plan, until it is committed or taken.
     pending: SpeculativeInsert,
     history: Option<Arc<dyn RoutingHistory>>,
     pub(crate) scratch: DecisionScratch,

@@ -1,4 +1,4 @@
-//! Lines that are larger than a client's request may be.
+//! Batch lines longer than `limits.body`.
 
 use super::{batch, folder, line, text};
 use crate::support::engines::Engines;

@@ -6,7 +6,7 @@ use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 
 #[test]
-fn a_model_that_a_reload_brings_is_one_for_batches_too() {
+fn a_model_added_by_a_reload_serves_batches() {
     let engines = Engines::start(&["--model", "m"]);
     let kept = folder("reloaded");
     let path = kept.join("wornpath.yaml");

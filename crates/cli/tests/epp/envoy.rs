@@ -19,7 +19,7 @@ pub(crate) enum Pods {
     Listed(Vec<String>),
 }
 
-/// What becomes of requests while no picker answers.
+/// What Envoy does with requests while no picker answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure {
     Close,
@@ -36,14 +36,14 @@ pub(crate) struct Picker {
     pub(crate) is_checked: bool,
 }
 
-/// What the picker has to show.
+/// How Envoy verifies the picker.
 #[derive(Clone, Debug)]
 pub(crate) enum Trust {
     /// Nothing: without TLS.
     Plain,
-    /// Any certificate, which nothing checks.
+    /// It accepts any certificate.
     Anything,
-    /// The certificate of a file.
+    /// It trusts the certificate of a file.
     Certificate(String),
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Envoy {
     admin: String,
 }
 
-/// Whether Envoy is here; without it, the tests say so and pass, unless `WORNPATH_PEERS=required`.
+/// Whether `envoy` is in `PATH`; without it, the tests say so and pass, unless `WORNPATH_PEERS=required`.
 pub(crate) fn is_here() -> bool {
     let version = Command::new("envoy").arg("--version").stdout(Stdio::null()).status();
     let here = version.is_ok_and(|status| status.success());

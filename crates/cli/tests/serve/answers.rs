@@ -175,7 +175,7 @@ fn model_names_of_clients_are_recorded_only_if_they_are_served() {
         assert_eq!(gateway.post("/v1/completions", &body).status, expected);
     }
     let mut models = Vec::new();
-    eventually("both are told", || {
+    eventually("both are listed", || {
         let told = gateway.ask("GET", "/decisions", "").json();
         models =
             told["decisions"].as_array().unwrap().iter().map(|it| it["model"].clone()).collect();

@@ -170,7 +170,7 @@ fn a_busy_pod_without_retry_after_does_not_attract_all_requests() {
             .collect();
         clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
     });
-    // Those that come at once find it out for themselves each time that it has rested.
+    // Requests that arrive together after a rest each get one 503 from it.
     assert!(refused <= 40, "{refused} of 100 were refused, with an idle pod beside");
     assert!(busy.posted().len() <= 50, "{} went there", busy.posted().len());
 }

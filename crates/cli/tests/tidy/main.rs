@@ -228,6 +228,27 @@ fn the_product_reads_floats_to_the_last_digit_without_the_help_of_a_dev_dependen
     }
 }
 
+#[test]
+fn architecture_and_the_gateway_list_the_same_stages_of_a_request() {
+    let text = |path: &str| {
+        let found = documents().into_iter().chain(sources()).find(|source| source.path == path);
+        found.unwrap_or_else(|| panic!("no {path}")).text
+    };
+    let stages = |lines: &str, start: &str| {
+        let rows = lines.lines().filter_map(|line| line.strip_prefix(start));
+        let names = rows.filter_map(|row| row.split(" | ").next()).map(str::to_owned);
+        names.filter(|name| name != "stage" && !name.starts_with("---")).collect::<Vec<_>>()
+    };
+    let architecture = text("ARCHITECTURE.md");
+    let (_, request) = architecture.split_once("## Life of a request").unwrap();
+    let (request, _) = request.split_once("\n## ").unwrap();
+    // The server has the first two.
+    let documented = stages(request, "| ").split_off(2);
+    let listed = stages(&text("crates/gateway/src/proxy/mod.rs"), "//! | ");
+    assert!(listed.len() > 5, "{listed:?}");
+    assert_eq!(documented, listed);
+}
+
 fn report<'a>(complaint: &str, offenders: impl Iterator<Item = &'a Source>) {
     let offenders: Vec<_> = offenders.map(|source| source.path.as_str()).collect();
     assert!(offenders.is_empty(), "{complaint}:\n  {}", offenders.join("\n  "));

@@ -11,7 +11,8 @@
 //! All numbers are little-endian. The flags say which of epoch, sequence and fingerprint are
 //! present. `parent` is 0 at the start of a prompt, all ones if unknown, else the position of
 //! another block plus one. In `shape` four bits name the tiers that hold the block, the fifth says
-//! that counts of copies follow, the sixth that parts follow.
+//! that counts of copies follow, the sixth that parts follow: the index blocks of an engine block
+//! that is larger.
 
 use super::PodCheckpoint;
 use crate::block_id::{BlockIdScheme, BlockIdentity};
@@ -185,7 +186,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<PodCheckpoint>, CheckpointError> {
         return Err(CheckpointError::Field {
             field: "number of frames",
             found: frames,
-            expected: "the number in the file",
+            expected: "as many as the file has",
         });
     }
     file.finish()?;
@@ -215,7 +216,7 @@ impl PodCheckpoint {
         };
         let flags = bytes.u8()?;
         if flags > EPOCH | NUMBERED | FINGERPRINT {
-            return Err(field("flags", flags, "three bits"));
+            return Err(field("flags", flags, "0 to 7"));
         }
         let mut optional = |flag: u8| bytes.u64().map(|value| (flags & flag != 0).then_some(value));
         let resume_point = ResumePoint {
@@ -248,13 +249,13 @@ fn read_block(bytes: &mut Bytes<'_>) -> Result<ExportedBlock, CheckpointError> {
     };
     let shape = bytes.u8()?;
     if shape & !(0xf | COUNTED | PARTED) != 0 {
-        return Err(field("shape of a block", shape, "six bits"));
+        return Err(field("shape of a block", shape, "0 to 63"));
     }
     let mut copies = [0; 4];
     for (tier, count) in copies.iter_mut().enumerate().filter(|(tier, _)| shape & 1 << tier != 0) {
         *count = if shape & COUNTED == 0 { 1 } else { bytes.u32()? };
         if *count == 0 {
-            return Err(field("tier with zero copies", tier as u8, "at least one copy"));
+            return Err(field("tier without copies", tier as u8, "a tier with at least one copy"));
         }
     }
     let parts = if shape & PARTED == 0 { 0 } else { bytes.count(8)? };

@@ -102,8 +102,8 @@ impl Feed {
         }
     }
 
-    /// Half while something may be wrong, and less the longer the silence. A partial state is
-    /// correct as far as it goes, and costs nothing.
+    /// 1 while live, 0.5 while something may be wrong, and less the longer the silence. A partial
+    /// state is correct as far as it goes, and costs nothing.
     pub(super) fn confidence(&self, now: Moment) -> f32 {
         let doubt = if self.is_unsure() { 0.5 } else { 1.0 };
         doubt * self.freshness(now)
@@ -144,7 +144,7 @@ pub(super) struct EarlierEpoch {
 }
 
 impl Feed {
-    /// An epoch from a checkpoint yields at once to any other with live messages. A replay may
+    /// An epoch from a checkpoint is replaced by the epoch of any live message. A replay may
     /// contain older ones.
     pub(super) fn compare_epoch(
         &mut self,

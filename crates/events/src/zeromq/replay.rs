@@ -16,9 +16,9 @@ pub(super) struct ReplayClient {
     address: String,
     pub(super) dial: Dialer,
     connection: Option<ZmtpConnection<TcpStream>>,
-    /// Kept across calls: a busy live stream cancels each of them before it completes.
+    /// Kept across calls: `select!` drops a call whenever a live message comes first.
     connecting: Option<Pin<Box<Connecting>>>,
-    /// The first number of a query that was not sent yet.
+    /// First sequence number to request.
     requested: Option<u64>,
     /// A reply is in flight.
     is_replying: bool,

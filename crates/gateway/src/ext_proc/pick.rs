@@ -75,7 +75,7 @@ struct Target {
     /// At least one.
     destinations: Vec<Destination>,
     rank: Option<u32>,
-    /// Of the prefill pod.
+    /// The address of the prefill pod.
     prefiller: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use crate::proxy::gateway::Gateway;
 #[must_use]
 pub fn start(gateway: &Arc<Gateway>, metrics: &Arc<Metrics>) -> Vec<Arc<dyn SummaryObserver>> {
     use super::metrics_page::collect;
-    use super::router::METRICS;
+    use super::dispatch::METRICS;
     use crate::observe::otlp;
     use crate::watchdog::heartbeat::named;
 

@@ -1,9 +1,9 @@
 //! The server: how it starts, accepts connections, routes requests, drains and shuts down.
 
+pub(crate) mod dispatch;
 pub mod export;
 mod front;
 #[cfg(feature = "grpc")]
 mod grpc;
 pub mod metrics_page;
-pub(crate) mod router;
 pub mod server;

@@ -12,7 +12,7 @@ use crate::fleet::registry::ApplyError;
 use crate::http::front::{Accepted, Front, Phase};
 #[cfg(feature = "grpc")]
 use crate::http::grpc;
-use crate::http::router::respond;
+use crate::http::dispatch::respond;
 use crate::listener::{Acceptor, set_user_timeout};
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;

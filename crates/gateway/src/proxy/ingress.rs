@@ -37,7 +37,7 @@ pub(crate) struct Ingress<'a> {
     /// The settings by which it was checked.
     pub(crate) settings: &'a Settings,
     pub(crate) tenant: Option<&'a TenantSettings>,
-    /// Of the tenant's quota; none if it has no quota.
+    /// A permit of the tenant's quota; none if it has no quota.
     pub(crate) permit: Option<QuotaPermit>,
     pub(crate) call: StepCall,
     /// What the body of `call` holds of the budget of all bodies.

@@ -7,7 +7,8 @@ use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::worker::Worker;
 use wornpath_index::Moment;
 
-/// The summary of a request that has no answer yet. Dropped as such, the client has disconnected.
+/// The summary of a request that has no answer yet. If it is dropped as such, the client has
+/// disconnected: status 499.
 pub(crate) struct PendingSummary<'a> {
     worker: &'a Worker,
     /// None once observers were told, or the relay took it over.

@@ -80,23 +80,24 @@ pub struct PodState {
     kv_usage: AtomicU32,
     /// As bits of an `f32`; zero for unknown.
     answer_tokens: AtomicU32,
-    /// As bits of an `f32`.
-    pace: AtomicU32,
-    /// Milliseconds, counted round and round.
-    paced_at: AtomicU32,
-    /// Answers that the pace is of, as far as they can be counted here.
-    paces: AtomicU8,
+    /// The mean of the samples, as bits of an `f32`.
+    ms_per_token: AtomicU32,
+    /// When the last sample was taken, in wrapping milliseconds.
+    last_sample: AtomicU32,
+    /// Number of samples in `ms_per_token`, saturating.
+    samples: AtomicU8,
     /// The last progress of its prefills, in wrapping milliseconds; zero for never.
     progress: AtomicU32,
-    /// Until when it rests: milliseconds, counted round and round.
+    /// Until when it rests, in wrapping milliseconds.
     rests_until: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
-    /// The share of its known blocks that is disregarded, in 255ths.
+    /// The share of its known blocks that decisions disregard, in 255ths.
     faded: AtomicU8,
-    /// In sixteenths; zero for as the profile says.
-    told_pace: AtomicU8,
+    /// How many times slower than its engine's profile it is configured to be, in sixteenths; zero:
+    /// not configured.
+    slowdown: AtomicU8,
     learnt: LearntRates,
 }
 
@@ -198,53 +199,52 @@ impl PodState {
         (mean > 0.0).then(|| f64::from(mean))
     }
 
-    /// How many milliseconds its recent answers took to begin, for each token that they had to
-    /// compute, and how many such answers are known, up to 255.
+    /// Milliseconds to the first token for each token that recent answers had to compute, and the
+    /// number of samples, up to 255.
     #[inline]
     #[must_use]
-    pub fn pace(&self) -> Option<(f64, u32)> {
-        let known = u32::from(self.paces.load(Relaxed));
-        (known > 0).then(|| (f64::from(f32::from_bits(self.pace.load(Relaxed))), known))
+    pub fn ms_per_token(&self) -> Option<(f64, u32)> {
+        let known = u32::from(self.samples.load(Relaxed));
+        (known > 0).then(|| (f64::from(f32::from_bits(self.ms_per_token.load(Relaxed))), known))
     }
 
-    /// How long ago an answer told its pace. Right for a month.
+    /// Time since the last sample; wraps after 49 days.
     #[inline]
     #[must_use]
-    pub fn since_paced(&self, now: Moment) -> Duration {
-        let ago = (now.since_zero().as_millis() as u32).wrapping_sub(self.paced_at.load(Relaxed));
+    pub fn since_last_sample(&self, now: Moment) -> Duration {
+        let ago = (now.since_zero().as_millis() as u32).wrapping_sub(self.last_sample.load(Relaxed));
         Duration::from_millis(u64::from(ago))
     }
 
-    /// An answer took so many milliseconds for each token that it had to compute: the newest counts
-    /// an eighth.
-    pub fn paced(&self, per_token: f64, now: Moment) {
+    /// A sample: milliseconds for each token that an answer had to compute. The newest counts an
+    /// eighth.
+    pub fn add_sample(&self, per_token: f64, now: Moment) {
         const NEWEST: f64 = 1.0 / 8.0;
-        let known = self.paces.load(Relaxed);
-        let mean = self.pace().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
-        self.pace.store((mean as f32).to_bits(), Relaxed);
-        self.paced_at.store(now.since_zero().as_millis() as u32, Relaxed);
-        self.paces.store(known.saturating_add(1), Relaxed);
+        let known = self.samples.load(Relaxed);
+        let mean = self.ms_per_token().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
+        self.ms_per_token.store((mean as f32).to_bits(), Relaxed);
+        self.last_sample.store(now.since_zero().as_millis() as u32, Relaxed);
+        self.samples.store(known.saturating_add(1), Relaxed);
     }
 
-    /// How many times longer it takes than `model` says of some work, as far as its requests have
-    /// shown.
+    /// How many times longer than `model` says it takes for some work, by its measured requests.
     #[inline]
     pub(crate) fn slowness(
         &self,
         paced: MeasuredPrefill,
         model: impl Fn(&PrefillWork) -> f64,
     ) -> f64 {
-        let told = match self.told_pace.load(Relaxed) {
+        let configured = match self.slowdown.load(Relaxed) {
             0 => 1.0,
             sixteenths => f64::from(sixteenths) / 16.0,
         };
-        self.learnt.pace(paced, told, model)
+        self.learnt.pace(paced, configured, model)
     }
 
-    /// Whether its speed of prefill was measured, or told.
+    /// Whether its speed of prefill was measured or configured.
     #[inline]
-    pub(crate) fn is_pace_known(&self) -> bool {
-        self.told_pace.load(Relaxed) != 0 || self.learnt.is_measured()
+    pub(crate) fn is_speed_known(&self) -> bool {
+        self.slowdown.load(Relaxed) != 0 || self.learnt.is_measured()
     }
 
     /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a
@@ -276,11 +276,11 @@ impl PodState {
         self.progress.store((now.since_zero().as_millis() as u32).max(1), Relaxed);
     }
 
-    /// It is known to take so many times longer than its engine's profile says. What its requests
-    /// show counts more as soon as there are some.
-    pub fn tell_pace(&self, pace: f64) {
-        // Whatever is out of range is cut to it.
-        self.told_pace.store((pace * 16.0).round().max(1.0) as u8, Relaxed);
+    /// It takes so many times longer than its engine's profile says, by configuration. What is
+    /// measured counts more as soon as there are samples.
+    pub fn set_slowdown(&self, factor: f64) {
+        // Clamped to the range.
+        self.slowdown.store((factor * 16.0).round().max(1.0) as u8, Relaxed);
     }
 
     /// Whether it answers.
@@ -400,17 +400,17 @@ impl PodState {
     }
 
     pub(super) fn computed(&self, prefill_tokens: u64, prefill_pairs: u64) {
-        self.spare(prefill_tokens, prefill_pairs);
+        self.cancel_prefill(prefill_tokens, prefill_pairs);
         self.learnt.computed(prefill_tokens, prefill_pairs);
     }
 
-    /// So much need not be computed any more.
-    pub(super) fn spare(&self, prefill_tokens: u64, prefill_pairs: u64) {
+    /// Prefill that will not be computed after all.
+    pub(super) fn cancel_prefill(&self, prefill_tokens: u64, prefill_pairs: u64) {
         self.prefill_tokens.fetch_sub(prefill_tokens, Relaxed);
         self.prefill_pairs.fetch_sub(prefill_pairs, Relaxed);
     }
 
-    pub(super) fn glimpse(&self, now: Moment) -> LearntRate {
+    pub(super) fn rates_now(&self, now: Moment) -> LearntRate {
         let (tokens, pairs) = self.learnt.counts();
         LearntRate {
             milliseconds: now.since_zero().as_secs_f64() * 1e3,
@@ -426,12 +426,12 @@ impl PodState {
     pub(super) fn learn_prefill(&self, sent: &LearntRate, now: Moment) {
         const MOST_WAITING: u32 = 4;
         if self.waiting() <= MOST_WAITING {
-            self.learnt.first_token(sent, &self.glimpse(now));
+            self.learnt.first_token(sent, &self.rates_now(now));
         }
     }
 
     pub(super) fn learn_steps(&self, first: &LearntRate, now: Moment, tokens: u64) {
-        self.learnt.decoded(first, &self.glimpse(now), tokens);
+        self.learnt.decoded(first, &self.rates_now(now), tokens);
     }
 
     pub(super) fn start_decoding(&self, tokens: u64) {
@@ -489,7 +489,7 @@ impl Reservation {
     /// It is sent at `now`: from here on the pod's speed is learnt from it.
     #[must_use]
     pub fn sent_at(mut self, now: Moment) -> Self {
-        self.seen = Some(self.pod_state.glimpse(now));
+        self.seen = Some(self.pod_state.rates_now(now));
         if self.pod_state.prefill_tokens() == self.pending {
             self.pod_state.progressed(now);
         }
@@ -541,7 +541,7 @@ impl Reservation {
         self.pod_state.progressed(now);
         if is_first && let Some(sent) = self.seen {
             self.pod_state.learn_prefill(&sent, now);
-            self.seen = Some(self.pod_state.glimpse(now));
+            self.seen = Some(self.pod_state.rates_now(now));
         }
     }
 
@@ -563,7 +563,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.pod_state.spare(self.pending, pairs(self.prompt_tokens, self.pending));
+        self.pod_state.cancel_prefill(self.pending, pairs(self.prompt_tokens, self.pending));
         if let Some(context) = self.decoding {
             self.pod_state.stop_decoding(context);
             // Without generated tokens there is nothing to learn about the length of responses.

@@ -88,11 +88,11 @@ fn a_pods_pace_is_learnt_from_its_requests_and_forgotten_when_it_changes() {
 #[test]
 fn what_a_pod_is_told_to_be_counts_until_it_shows_what_it_is() {
     let pod_state = std::sync::Arc::new(PodState::default());
-    pod_state.tell_pace(2.0);
+    pod_state.set_slowdown(2.0);
     assert_eq!(pod_state.slowness(MeasuredPrefill::Prefill, model), 2.0);
     (0..100).for_each(|at| answered(&pod_state, at * 10_000, 8192, 107, 10));
     assert_eq!(pod_state.slowness(MeasuredPrefill::Prefill, model), 1.0);
-    pod_state.tell_pace(1e9);
+    pod_state.set_slowdown(1e9);
     assert!(
         pod_state.slowness(MeasuredPrefill::Steps, model) <= 8.0,
         "no pace is believed that cannot be"

@@ -181,7 +181,7 @@ impl PodSpeeds {
     /// Whether the pod's speed was given or measured.
     #[inline]
     pub(crate) fn is_known(&self, pod: &FleetPod) -> bool {
-        self.is_told(pod) || pod.state().is_pace_known()
+        self.is_told(pod) || pod.state().is_speed_known()
     }
 
     /// The pod's slowdown against `speed`; 1 while nothing was measured.

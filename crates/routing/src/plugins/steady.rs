@@ -67,7 +67,7 @@ impl Steady {
     /// Milliseconds to the first token per uncached token, once enough responses were measured.
     fn pace(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<f64> {
         let pod_state = decision.pod(candidate).state();
-        pod_state.pace().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
+        pod_state.ms_per_token().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
     }
 
     fn median(&self, decision: &Decision<'_>, candidates: &[Candidate]) -> Option<f64> {
@@ -93,7 +93,7 @@ impl Filter for Steady {
             let is_outlier =
                 self.pace(decision, *candidate).is_some_and(|pace| pace > median * self.factor);
             let is_paused =
-                decision.pod(*candidate).state().since_paced(decision.now()) < self.pause;
+                decision.pod(*candidate).state().since_last_sample(decision.now()) < self.pause;
             if is_outlier && is_paused && may_eject > 0 {
                 *keep = false;
                 may_eject -= 1;
@@ -126,7 +126,7 @@ mod tests {
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 
     fn measure(pod_state: &PodState, each: f64, now: Moment) {
-        (0..40).for_each(|_| pod_state.paced(each, now));
+        (0..40).for_each(|_| pod_state.add_sample(each, now));
     }
 
     /// A fleet whose pods were just measured with these paces.
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1]);
         let harness = Harness::of(4);
         (0..3).for_each(|at| measure(harness.pod_state(at), 1.0, harness.now));
-        (0..3).for_each(|_| harness.pod_state(3).paced(90.0, harness.now));
+        (0..3).for_each(|_| harness.pod_state(3).add_sample(90.0, harness.now));
         assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1, 2, 3]);
     }
 

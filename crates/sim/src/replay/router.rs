@@ -111,7 +111,7 @@ impl Router {
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
         for (pod, factor) in settings.known_slow {
-            fleet.pods()[*pod].state().tell_pace(*factor);
+            fleet.pods()[*pod].state().set_slowdown(*factor);
         }
         let choice = ModelChoice { base: MODEL.into(), lora: None };
         Ok(Self {

@@ -48,7 +48,7 @@ fn a_prefix_that_its_pod_evicted_goes_elsewhere_and_stays_there() {
         let other = Prompt::new("other");
         let home = fleet.ask(&prompt.then(0)).pod;
         eventually("its events came", || fleet.feed(&home)["last_sequence"].is_u64());
-        // A long answer keeps the pod busy, so that nothing but its cache speaks for it.
+        // A long answer keeps the pod busy, so that only its cache favours it.
         let _busy = fleet.occupy(&home, &other.then(0));
         assert_eq!(fleet.would_go(&prompt.then(2)), home, "{policy}: it is still warm");
         for filler in ["one", "two", "three"] {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use wornpath_tls::ClientTls;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Of each request to a broker.
+/// Timeout of one request.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Brokers and a topic.
