@@ -10,8 +10,8 @@ use crate::proxy::gateway::Gateway;
 #[cfg(feature = "otlp")]
 #[must_use]
 pub fn start(gateway: &Arc<Gateway>, metrics: &Arc<Metrics>) -> Vec<Arc<dyn SummaryObserver>> {
-    use super::metrics_page::collect;
     use super::dispatch::METRICS;
+    use super::metrics_page::collect;
     use crate::observe::otlp;
     use crate::watchdog::heartbeat::named;
 

@@ -9,10 +9,10 @@
 use crate::fleet::checkpoint;
 use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
+use crate::http::dispatch::respond;
 use crate::http::front::{Accepted, Front, Phase};
 #[cfg(feature = "grpc")]
 use crate::http::grpc;
-use crate::http::dispatch::respond;
 use crate::listener::{Acceptor, set_user_timeout};
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;

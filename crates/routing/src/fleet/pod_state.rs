@@ -212,7 +212,8 @@ impl PodState {
     #[inline]
     #[must_use]
     pub fn since_last_sample(&self, now: Moment) -> Duration {
-        let ago = (now.since_zero().as_millis() as u32).wrapping_sub(self.last_sample.load(Relaxed));
+        let ago =
+            (now.since_zero().as_millis() as u32).wrapping_sub(self.last_sample.load(Relaxed));
         Duration::from_millis(u64::from(ago))
     }
 
@@ -221,7 +222,8 @@ impl PodState {
     pub fn add_sample(&self, per_token: f64, now: Moment) {
         const NEWEST: f64 = 1.0 / 8.0;
         let known = self.samples.load(Relaxed);
-        let mean = self.ms_per_token().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
+        let mean =
+            self.ms_per_token().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
         self.ms_per_token.store((mean as f32).to_bits(), Relaxed);
         self.last_sample.store(now.since_zero().as_millis() as u32, Relaxed);
         self.samples.store(known.saturating_add(1), Relaxed);

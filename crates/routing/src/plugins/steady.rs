@@ -67,7 +67,10 @@ impl Steady {
     /// Milliseconds to the first token per uncached token, once enough responses were measured.
     fn pace(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<f64> {
         let pod_state = decision.pod(candidate).state();
-        pod_state.ms_per_token().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
+        pod_state
+            .ms_per_token()
+            .filter(|(_, answers)| *answers >= self.answers)
+            .map(|(pace, _)| pace)
     }
 
     fn median(&self, decision: &Decision<'_>, candidates: &[Candidate]) -> Option<f64> {
