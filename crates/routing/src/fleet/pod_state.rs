@@ -533,7 +533,7 @@ impl Reservation {
     pub fn began(&self, took: Duration, now: Moment) {
         const LEAST_TOKENS: u64 = 512;
         let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
-        self.pod_state.paced(took.as_secs_f64() * 1e3 / tokens, now);
+        self.pod_state.add_sample(took.as_secs_f64() * 1e3 / tokens, now);
     }
 
     /// The first token came at `now`.
