@@ -111,6 +111,11 @@ pub trait Pick: Send + Sync {
     /// Called when no plan uses the chosen pod: the request waits or is rejected, or the step is
     /// left out.
     fn not_used(&self, _decision: &Decision<'_>, _pod: Candidate) {}
+
+    /// How to cure a profile that has scorers beside this picker, if they would not count.
+    fn ignores_scores(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// The unit of a scorer's scores.

@@ -16,12 +16,18 @@ use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "hash_ring",
     summary: "Consistent hashing: requests with one key go to one pod. With `load_factor`, a pod over its share of the \
-              load is passed over for the key's next pod.",
+              load is passed over for the key's next pod. With `candidates`, scores choose among the key's first pods.",
     parameters: &[
         Parameter::optional(
             "load_factor",
             Takes::Number(1.01, 1000.0),
             "Limit on a pod's requests in flight, as a multiple of its fair share; 1.25 is usual.",
+        ),
+        Parameter::optional(
+            "candidates",
+            Takes::Whole(1, MOST_CANDIDATES as u64),
+            "How many of the key's first pods the scores choose among. 1: scores count only for requests without a key. \
+             Required beside scorers.",
         ),
         Parameter::with_default(
             "otherwise",
@@ -36,9 +42,14 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Pick(make),
 };
 
+/// The key's first pods are found one after the other.
+const MOST_CANDIDATES: usize = 16;
+
 struct HashRing {
     key: Reads<RingKey>,
     bound: Option<LoadBound>,
+    /// None if not given.
+    candidates: Option<usize>,
     otherwise: Box<dyn Pick>,
 }
 
@@ -46,6 +57,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     Ok(Box::new(HashRing {
         key: assembly.reads(),
         bound: assembly.maybe("load_factor").and_then(LoadBound::new),
+        candidates: assembly.maybe("candidates"),
         otherwise: assembly.picker("otherwise")?,
     }))
 }
@@ -77,9 +89,13 @@ impl Pick for HashRing {
                 below_limit = below_limit.max(Some(ranked));
             }
         }
-        let (_, at) = below_limit.unwrap_or(home);
-        let is_moved = at != home.1;
-        Choice { at, mark: is_moved.then_some("the key's first pod is over its load bound") }
+        let first = below_limit.unwrap_or(home);
+        if let Some(better) = self.better_scored(key, decision, set, first, limit) {
+            return Choice { at: better, mark: Some("another of the key's pods has a better score") };
+        }
+        let is_moved = first.1 != home.1;
+        let mark = is_moved.then_some("the key's first pod is over its load bound");
+        Choice { at: first.1, mark }
     }
 
     fn fallbacks(
@@ -111,6 +127,41 @@ impl Pick for HashRing {
         if decision.read(&self.key).is_none() {
             self.otherwise.not_used(decision, pod);
         }
+    }
+
+    fn ignores_scores(&self) -> Option<&'static str> {
+        self.candidates.is_none().then_some(
+            "give `candidates`: 2 or more, and scores choose among so many of the key's first pods; 1, and they count \
+             only for requests without a key",
+        )
+    }
+}
+
+impl HashRing {
+    /// Which of the key's pods after `first`, as far as they are candidates and below the limit,
+    /// has the best score, if that is better than the first one's.
+    fn better_scored(
+        &self,
+        key: u64,
+        decision: &Decision<'_>,
+        set: CandidateSet<'_>,
+        first: (u64, usize),
+        limit: u64,
+    ) -> Option<usize> {
+        let mut best = first;
+        let mut last = first;
+        for _ in 1..self.candidates.unwrap_or(1) {
+            let others = set.candidates.iter().enumerate().filter(|(_, candidate)| {
+                u64::from(decision.pod(**candidate).state().requests()) < limit
+            });
+            let ranked = others.map(|(at, candidate)| (rank(key, decision.pod(*candidate)), at));
+            let Some(next) = ranked.filter(|rank| *rank < last).max() else { break };
+            if set.totals[next.1] > set.totals[best.1] {
+                best = next;
+            }
+            last = next;
+        }
+        (best != first).then_some(best.1)
     }
 }
 
@@ -178,5 +229,47 @@ mod tests {
         harness.request.headers.clear();
         let run = harness.run(&PREPARE, Stage::Pick, "hash_ring");
         assert_eq!(run.pick(&[(0, 0.1), (3, 0.9), (4, 0.5)], &mut Rng::new(1)).0, 3);
+    }
+
+    #[test]
+    fn the_best_score_counts_among_the_keys_first_pods_and_not_beyond() {
+        for key in ["a", "b", "c", "d"] {
+            let harness = harness(key);
+            let rng = &mut Rng::new(1);
+            let order: Vec<usize> = {
+                let run = harness.run(&PREPARE, Stage::Pick, "hash_ring");
+                let (home, _) = run.pick(&all_but(6), rng);
+                std::iter::once(home).chain(run.fallbacks(home, 5)).collect()
+            };
+            let scored = |best: usize| -> Vec<(usize, f64)> {
+                (0..6).map(|pod| (pod, if pod == best { 1.0 } else { 0.0 })).collect()
+            };
+            let run = harness.run(&PREPARE, Stage::Pick, "hash_ring: {candidates: 3}");
+            for (place, pod) in order.iter().enumerate() {
+                let expected = if place < 3 { *pod } else { order[0] };
+                assert_eq!(run.pick(&scored(*pod), rng).0, expected, "{key}, place {place}");
+            }
+            let run = harness.run(&PREPARE, Stage::Pick, "hash_ring: {candidates: 1}");
+            assert_eq!(run.pick(&scored(order[1]), rng).0, order[0]);
+        }
+    }
+
+    #[test]
+    fn a_pod_over_its_load_bound_is_not_chosen_for_its_score() {
+        let harness = harness("a");
+        let rng = &mut Rng::new(1);
+        let run =
+            harness.run(&PREPARE, Stage::Pick, "hash_ring: {candidates: 2, load_factor: 1.5}");
+        let (home, _) = run.pick(&all_but(6), rng);
+        let scored = |best: usize| -> Vec<(usize, f64)> {
+            (0..6).map(|pod| (pod, if pod == best { 1.0 } else { 0.0 })).collect()
+        };
+        let second = (0..6).find(|pod| *pod != home && run.pick(&scored(*pod), rng).0 == *pod);
+        let second = second.expect("the second of the key's pods can win by its score");
+        let state = harness.pod_state(second);
+        let busy: Vec<_> = (0..9).map(|_| Reservation::new(state, 1, 1)).collect();
+        assert_ne!(run.pick(&scored(second), rng).0, second);
+        drop(busy);
+        assert_eq!(run.pick(&scored(second), rng).0, second);
     }
 }

@@ -69,6 +69,10 @@ impl Pick for Planned {
             self.otherwise.not_used(decision, pod);
         }
     }
+
+    fn ignores_scores(&self) -> Option<&'static str> {
+        self.otherwise.ignores_scores()
+    }
 }
 
 #[cfg(test)]

@@ -53,6 +53,10 @@ impl Pick for RoundRobinPick {
         }
     }
 
+    fn ignores_scores(&self) -> Option<&'static str> {
+        Some("remove `score`, or use a picker that reads scores, such as `max_score`")
+    }
+
     /// Gives the turn back when the request is held, unless another request has taken the next one.
     fn not_used(&self, _: &Decision<'_>, pod: Candidate) {
         let advanced = pod.position() + 1;

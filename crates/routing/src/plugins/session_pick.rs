@@ -71,6 +71,10 @@ impl Pick for SessionPick {
             self.otherwise.not_used(decision, pod);
         }
     }
+
+    fn ignores_scores(&self) -> Option<&'static str> {
+        self.otherwise.ignores_scores()
+    }
 }
 
 #[cfg(test)]

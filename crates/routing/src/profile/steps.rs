@@ -184,6 +184,12 @@ fn selector(
     };
     let mut made = make(blueprint, node, Stage::Pick, order).ok()?;
     let BuiltPlugin::Pick(picker) = made.plugin else { return None };
+    if let (Some(cure), Some(first)) = (picker.ignores_scores(), scorers.first()) {
+        let message =
+            format!("`{}` has no effect: `{}` does not read scores", first.name, made.view.plugin);
+        let problem = Problem::new(ProblemKind::Conflict, made.span, message);
+        blueprint.problems.push(problem.cure(cure));
+    }
     made.view.writes.push(format!("{}({})", Picked::NAME, draft.name));
     let picker = ConfiguredPicker { name: made.view.plugin, picker };
     views.push(made.view);
