@@ -32,7 +32,7 @@ fn logging(test: &str, engines: &Engines, access_log: &str) -> Gateway {
          pods: [{{name: p, url: \"http://{url}\", model: m, kv_tokens: 9000}}]\n\
          tenants:\n  \
          - {{name: gold, key_digest: \"sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\"}}\n  \
-         - {{name: tin, quota: 0, key_digest: \"sha256:3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\"}}\n"
+         - {{name: tin, quota: 1, key_digest: \"sha256:3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\"}}\n"
     );
     Gateway::configured(test, &text, 1)
 }
@@ -48,10 +48,18 @@ fn every_request_has_a_line_also_one_that_was_refused_before_it_was_routed() {
     }
     let streamed = json!({"model": "m", "prompt": prompt, "max_tokens": 8, "stream": true});
     ask(&gateway, "streamed", "a", &streamed);
-    ask(&gateway, "quota", "b", &json!({"model": "m", "prompt": "x"}));
     ask(&gateway, "stranger", "wrong", &json!({"model": "m", "prompt": "x"}));
     ask(&gateway, "unknown", "a", &json!({"model": "nothing", "prompt": "x"}));
+    engines.set_faults(0, r#"{"hang": true}"#);
+    let headers = [("x-request-id", "held"), ("authorization", "Bearer b")];
+    let held = json!({"model": "m", "prompt": "x"});
+    let held = Exchange::open_with(&gateway.address, "/v1/completions", &headers, &held);
+    let in_flight = || gateway.metric("wornpath_pod_requests{pod=\"p\"}");
+    eventually("the quota is used up", || in_flight() == 1.0);
+    ask(&gateway, "quota", "b", &json!({"model": "m", "prompt": "x"}));
     eventually("six lines are written", || lines(&file).len() == 6);
+    drop(held);
+    eventually("the client that left has a line", || lines(&file).len() == 7);
     let all = lines(&file);
     let of = |id: &str| all.iter().find(|line| line["id"] == id).unwrap_or_else(|| panic!("{id}"));
     let two = of("two");
@@ -87,7 +95,7 @@ fn every_request_has_a_line_also_one_that_was_refused_before_it_was_routed() {
     }
     assert!(!fs::read_to_string(&file).unwrap().contains("never logged"), "no prompt is logged");
     let written = || gateway.metric("wornpath_access_log_lines_total{fate=\"written\"}");
-    eventually("they are counted", || written() == 6.0);
+    eventually("they are counted", || written() == 7.0);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn what_happened_before_the_page_was_opened_is_remembered() {
     eventually("the refusal is noted", || has("reload_refused -"));
     gateway.ask("DELETE", "/pods/b", "");
     eventually("the removal is noted", || has("pod_removed b"));
-    engines.set_faults(0, &json!({"crashed": true}).to_string());
+    engines.control("POST", "/engines/0/crash", "");
     eventually_within(Duration::from_secs(30), "the crash is noted", || has("pod_down a"));
     let told = history(&gateway, 120);
     assert_eq!((&told["step"], told["series"]["p99"].as_array().unwrap().len()), (&json!(1), 120));

@@ -91,7 +91,10 @@ impl Pick for HashRing {
         }
         let first = below_limit.unwrap_or(home);
         if let Some(better) = self.better_scored(key, decision, set, first, limit) {
-            return Choice { at: better, mark: Some("another of the key's pods has a better score") };
+            return Choice {
+                at: better,
+                mark: Some("another of the key's pods has a better score"),
+            };
         }
         let is_moved = first.1 != home.1;
         let mark = is_moved.then_some("the key's first pod is over its load bound");
