@@ -12,6 +12,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 WORKDIR /source
 COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
+COPY examples/plugin ./examples/plugin
 COPY fuzz ./fuzz
 COPY profiles ./profiles
 # Shown by `wornpath_build_info`: docker build --build-arg REVISION=$(git rev-parse HEAD) …

@@ -108,9 +108,3 @@ impl Registry {
         Self::of(ALL.to_vec())
     }
 }
-
-impl Default for Registry {
-    fn default() -> Self {
-        Self::shipped()
-    }
-}
