@@ -22,6 +22,8 @@ RUN cargo install --profile dist --locked --path crates/cli --features redis,kaf
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin wornpath
+# For `ca: system`, and commands that call https:// addresses.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /installed/bin/wornpath /usr/local/bin/wornpath
 COPY profiles /usr/share/wornpath/profiles
 USER 10001:10001
