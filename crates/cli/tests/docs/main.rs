@@ -9,6 +9,7 @@
 
 mod console_block;
 mod figures;
+mod evidence;
 mod help;
 mod page;
 mod ports;
