@@ -12,6 +12,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 WORKDIR /source
 COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
+COPY examples/plugin ./examples/plugin
 COPY fuzz ./fuzz
 COPY profiles ./profiles
 # Shown by `wornpath_build_info`: docker build --build-arg REVISION=$(git rev-parse HEAD) …
@@ -21,6 +22,8 @@ RUN cargo install --profile dist --locked --path crates/cli --features redis,kaf
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin wornpath
+# For `ca: system`, and commands that call https:// addresses.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /installed/bin/wornpath /usr/local/bin/wornpath
 COPY profiles /usr/share/wornpath/profiles
 USER 10001:10001

@@ -4,6 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use rustls::RootCertStore;
+
+use crate::tls::{TlsError, system_roots};
+
 /// Reads the files and environment variables that a configuration names.
 pub trait Environment {
     /// The text of a file; relative paths start at the configuration's folder.
@@ -26,6 +30,14 @@ pub trait Environment {
     /// The value of an environment variable, if it is set and is UTF-8.
     fn variable(&self, _name: &str) -> Option<String> {
         None
+    }
+
+    /// The CA certificates that the operating system trusts.
+    ///
+    /// # Errors
+    /// If there are none.
+    fn system_roots(&self) -> Result<RootCertStore, TlsError> {
+        Err(TlsError::NoSystemRoots(String::new()))
     }
 
     /// Whether the folder contains a `tokenizer.json`.
@@ -72,6 +84,10 @@ impl Environment for RelativePaths {
 
     fn variable(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
+    }
+
+    fn system_roots(&self) -> Result<RootCertStore, TlsError> {
+        system_roots()
     }
 
     fn has_tokenizer(&self, folder: &Path) -> bool {

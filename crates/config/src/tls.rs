@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use wornpath_execution::PodTls;
-pub use wornpath_tls::{ClientTls, ServerIdentity, TlsError, roots};
+pub use wornpath_tls::{ClientTls, ServerIdentity, TlsError, is_ca_as_server, roots, system_roots};
 use wornpath_tls::{client_config, provider};
 
 /// Minimum TLS version.

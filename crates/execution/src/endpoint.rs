@@ -101,7 +101,7 @@ pub enum EndpointError {
     NotHttp(String),
     /// TLS without a trusted CA.
     #[error(
-        "`{0}` requires TLS; set the CA of the pods' certificates: `pod_tls: {{ca: pods.pem}}`"
+        "`{0}` requires TLS; set the CA of the pods' certificates: `pod_tls: {{ca: pods.pem}}`, or `{{ca: system}}`"
     )]
     NoCertificates(String),
     /// The egress policy denies its address.

@@ -77,15 +77,15 @@ pub(crate) const MODEL: &[Parameter] = &[
 #[rustfmt::skip]
 pub(crate) const POD: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What it is called."),
-    Parameter::optional("endpoint", Takes::Text, "Its address; by default its name."),
+    Parameter::optional("url", Takes::Text, "Its address; by default its name."),
     Parameter::optional("rank", Takes::Whole(0, 65_535), "Its data-parallel rank."),
-    Parameter::optional("models", Takes::Texts, "Models that it serves; by default all."),
-    Parameter::with_default("roles", Takes::Texts, "[serve]", "Roles that it can play."),
+    Parameter::optional("model", Takes::Texts, "The models it serves, by name; by default all."),
+    Parameter::with_default("role", Takes::Texts, "[serve]", "Its roles in a plan."),
     Parameter::with_default("loras", Takes::Texts, "[]", "Adapters that it can serve."),
     Parameter::with_default("labels", Takes::Fields, "{}", "Its labels."),
     Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer."),
     Parameter::optional("kv_tokens", Takes::Whole(1, u64::MAX), "How many tokens its KV cache holds."),
-    Parameter::optional("engine", Takes::Text, "Which engine profile tells its speed."),
+    Parameter::optional("speed", Takes::Text, "Fitted speed model, for profiles that predict latencies."),
     Parameter::optional("host", Takes::Text, "Its machine."),
     Parameter::optional("rack", Takes::Text, "Its rack."),
     Parameter::optional("zone", Takes::Text, "Its zone."),
@@ -97,8 +97,17 @@ pub(crate) const POD: &[Parameter] = &[
     Parameter::with_default("kv_usage", Takes::Number(0.0, 1.0), "0", "Share of the KV cache in use."),
     Parameter::with_default("health", Takes::OneOf(&["up", "draining", "down"]), "up", "Whether it answers."),
     Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open", "resting", "avoided"]), "closed", "Its breaker."),
-    Parameter::with_default("events", Takes::OneOf(&["exact", "unsure", "partial", "guessed"]), "exact", "How far its events can be trusted."),
+    Parameter::with_default("event_trust", Takes::OneOf(&["exact", "unsure", "partial", "guessed"]), "exact", "How far its events can be trusted."),
     Parameter::optional("silence", Takes::Time, "How long its events have been silent; `0s` by default."),
+];
+
+/// Keys of a pod that had a name of their own before they were called as in `wornpath.yaml`.
+const RENAMED: [(&str, &str); 5] = [
+    ("models", "model"),
+    ("roles", "role"),
+    ("engine", "speed"),
+    ("endpoint", "url"),
+    ("events", "event_trust"),
 ];
 
 impl FleetSpec {
@@ -154,6 +163,8 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
     for entry in SettingEntry::list(root, "pods", problems) {
+        let present = with_present_names(&entry, problems);
+        let entry = SettingEntry { settings: &present, ..entry };
         let settings = SettingValues::read(&entry, POD, &["holds"], problems);
         let pod = pod(&entry, &settings, &served, problems);
         let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
@@ -165,6 +176,21 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
         problems.push(problem.cure("describe at least one: `pods: [{name: a}]`"));
     }
     fleet
+}
+
+/// The settings without those that have another name now, which are problems.
+fn with_present_names(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<(Node, Node)> {
+    let mut kept = Vec::new();
+    for (key, value) in entry.settings {
+        let Some((old, now)) = RENAMED.iter().find(|(old, _)| key.text() == Some(old)) else {
+            kept.push((key.clone(), value.clone()));
+            continue;
+        };
+        let message = format!("`{old}` of `pods` is called `{now}` now, as in `wornpath.yaml`");
+        let problem = Problem::new(ProblemKind::UnknownParameter, key.span, message);
+        problems.push(problem.cure(format!("write `{now}`")));
+    }
+    kept
 }
 
 /// The problem with the name of a pod or a model: it is empty, or taken.
@@ -198,11 +224,11 @@ fn pod(
     };
     let labels: Vec<(String, serde_json::Value)> = settings.maybe("labels").unwrap_or_default();
     let facts = PodFacts {
-        endpoint: text("endpoint").unwrap_or_else(|| name.clone()).into(),
+        endpoint: text("url").unwrap_or_else(|| name.clone()).into(),
         name: name.into(),
         rank: settings.maybe("rank"),
-        roles: texts("roles").unwrap_or_default().iter().map(|role| Role::named(role)).collect(),
-        models: texts("models")
+        roles: texts("role").unwrap_or_default().iter().map(|role| Role::named(role)).collect(),
+        models: texts("model")
             .unwrap_or_else(|| served.to_vec())
             .into_iter()
             .map(Into::into)
@@ -210,7 +236,7 @@ fn pod(
         loras: texts("loras").unwrap_or_default().into_iter().map(Into::into).collect(),
         context_tokens: settings.maybe("context_tokens"),
         kv_tokens: settings.maybe("kv_tokens"),
-        engine: text("engine").map(Into::into),
+        engine: text("speed").map(Into::into),
         labels: labels.into_iter().map(label).collect(),
         topology: Topology {
             host: text("host").map(Into::into),
@@ -239,7 +265,7 @@ fn pod(
             "avoided" => BreakerState::Avoided,
             _ => BreakerState::Closed,
         },
-        trust: match settings.or("events", "exact") {
+        trust: match settings.or("event_trust", "exact") {
             "unsure" => EventTrust::Unsure,
             "partial" => EventTrust::Partial,
             "guessed" => EventTrust::Guessed,
@@ -275,19 +301,19 @@ fn impossible(
         );
         refuse("requests", message, "give as many, or leave `requests` out");
     }
-    for name in ["roles", "models"] {
+    for name in ["role", "model"] {
         if settings.maybe(name).is_some_and(|all: Vec<String>| all.is_empty()) {
             let cure = format!("name at least one, or leave `{name}` out");
             refuse(name, format!("`{name}` of `pods` is empty: no request could go there"), &cure);
         }
     }
-    for model in settings.maybe::<Vec<String>>("models").unwrap_or_default() {
+    for model in settings.maybe::<Vec<String>>("model").unwrap_or_default() {
         if !served.is_empty() && !served.contains(&model) {
             let cure = match nearest(&model, served.iter().map(String::as_str)) {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("describe it, or use one of: {}", served.join(", ")),
             };
-            refuse("models", format!("`models` of the fleet has no `{model}`"), &cure);
+            refuse("model", format!("`models` of the fleet has no `{model}`"), &cure);
         }
     }
     let is_held = entry.settings.iter().any(|(key, _)| key.text() == Some("holds"));

@@ -83,7 +83,7 @@ pub use plan::{
     AfterFailure, AwaitedPod, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome,
     PlanStep, RoutingPlan, SkippedBecause, Start, Transfer,
 };
-pub use plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin, Registry};
+pub use plugin::{Assembly, AssemblyRefused, InstalledTooLate, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;
 pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};

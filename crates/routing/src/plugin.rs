@@ -6,7 +6,7 @@
 //! every use of a slot with its position in the YAML, and `profile/slots.rs` checks all of them
 //! together.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use wornpath_yaml::{FromValue, Parameter, Problem, ProblemKind, SettingValues, Span, Takes};
 
@@ -93,6 +93,32 @@ impl Registry {
     #[must_use]
     pub fn find(&self, stage: Stage, name: &str) -> Option<&Plugin> {
         self.plugins.iter().find(|plugin| plugin.stage() == stage && plugin.name == name)
+    }
+}
+
+/// The plugins of this process, which everything that checks a profile finds without being handed
+/// them. They are a property of the program, as its allocator is, and never change.
+static INSTALLED: OnceLock<Registry> = OnceLock::new();
+
+/// Plugins are installed after a profile was checked without them, or twice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("plugins must be installed once, before the first profile is checked")]
+pub struct InstalledTooLate(());
+
+impl Registry {
+    /// Makes these the plugins of the process, which [`Registry::default`] returns.
+    ///
+    /// # Errors
+    /// If the process has plugins already: they were installed or used before.
+    pub fn install(self) -> Result<(), InstalledTooLate> {
+        INSTALLED.set(self).map_err(|_| InstalledTooLate(()))
+    }
+}
+
+/// The plugins of the process: those installed, or else the shipped ones.
+impl Default for Registry {
+    fn default() -> Self {
+        INSTALLED.get_or_init(Self::shipped).clone()
     }
 }
 

@@ -10,6 +10,15 @@ pub fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a
     of_this.and_then(|inner| inner.downcast_ref()).or_else(|| error.source().and_then(tls_error))
 }
 
+/// Whether a server was refused because its own certificate is that of a CA, as
+/// `openssl req -x509` makes it unless told otherwise. Browsers and OpenSSL accept it, rustls does
+/// not.
+#[must_use]
+pub fn is_ca_as_server(error: &Error) -> bool {
+    matches!(error, Error::InvalidCertificate(Certificate::Other(other))
+        if other.to_string().contains("CaUsedAsEndEntity"))
+}
+
 /// What is wrong with the TLS of a server, and the cure, if an error or one of its sources is a TLS
 /// error. The cure names the keys of a `tls` section.
 #[must_use]
@@ -31,6 +40,11 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         }
         Error::InvalidCertificate(Certificate::Expired | Certificate::ExpiredContext { .. }) => {
             "the server's certificate has expired; renew it, or correct this machine's clock"
+                .to_owned()
+        }
+        error if is_ca_as_server(error) => {
+            "the server's certificate is that of a CA; give the server one that this CA signed, \
+             with `basicConstraints=CA:FALSE`"
                 .to_owned()
         }
         Error::InvalidCertificate(other) => {

@@ -11,5 +11,5 @@ mod explain;
 mod material;
 
 pub use client::{ClientTls, client_config};
-pub use explain::{explain, tls_error};
-pub use material::{ServerIdentity, TlsError, provider, roots};
+pub use explain::{explain, is_ca_as_server, tls_error};
+pub use material::{ServerIdentity, TlsError, provider, roots, system_roots};

@@ -24,6 +24,9 @@ pub enum TlsError {
     /// A CA certificate cannot be used as a trust anchor.
     #[error("invalid CA certificate: {0}")]
     Roots(String),
+    /// The operating system trusts no CA.
+    #[error("this system has no CA certificates{0}; install its package `ca-certificates`")]
+    NoSystemRoots(String),
     /// The operating system gives no randomness, or there is no room for a certificate.
     #[error("cannot make a certificate: {0}")]
     Made(String),
@@ -86,6 +89,21 @@ pub fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in ServerIdentity::chain(pem)? {
         roots.add(certificate).map_err(|error| TlsError::Roots(error.to_string()))?;
+    }
+    Ok(roots)
+}
+
+/// The CA certificates that this system trusts, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+///
+/// # Errors
+/// If there are none.
+pub fn system_roots() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let reasons = found.errors.iter().map(|error| format!(" ({error})")).collect();
+        return Err(TlsError::NoSystemRoots(reasons));
     }
     Ok(roots)
 }

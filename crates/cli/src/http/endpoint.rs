@@ -3,7 +3,7 @@
 
 use super::proxy::{Proxy, connect};
 use crate::address;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -20,7 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use wornpath_config::tls::{ClientTls, ServerIdentity, TlsError, pod_tls, roots};
+use wornpath_config::tls::{
+    ClientTls, ServerIdentity, TlsError, is_ca_as_server, pod_tls, roots, system_roots,
+};
 use wornpath_execution::{PodTls, tls_error};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,7 +57,8 @@ impl TlsArguments {
         };
         let roots = match &self.ca {
             Some(ca) => read("--ca", ca, roots)?,
-            None => system_roots()?,
+            None => system_roots()
+                .map_err(|error| anyhow!("{error}, or give the CA of the server with --ca FILE"))?,
         };
         make(roots, identity, None).context("--certificate and --key")
     }
@@ -69,19 +72,6 @@ impl TlsArguments {
     pub(crate) fn read_broker(&self) -> anyhow::Result<ClientTls> {
         self.read(ClientTls::new)
     }
-}
-
-/// The CA certificates that this system trusts, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-fn system_roots() -> anyhow::Result<RootCertStore> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    let reasons: String = found.errors.iter().map(|error| format!(" ({error})")).collect();
-    ensure!(
-        added > 0,
-        "this system has no CA certificates{reasons}; install its package `ca-certificates`, or give the CA of the server with --ca FILE"
-    );
-    Ok(roots)
 }
 
 /// Reads a PEM file; errors never show its content.
@@ -247,6 +237,9 @@ impl Endpoint {
             let context = match tls_error(&error) {
                 Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
                     "the certificate of {peer} at {address} is not trusted; give its CA with --ca FILE"
+                ),
+                Some(error) if is_ca_as_server(error) => format!(
+                    "the certificate of {peer} at {address} is that of a CA; give the server one that this CA signed, with `basicConstraints=CA:FALSE`"
                 ),
                 Some(rustls::Error::InvalidCertificate(_)) => {
                     format!("the certificate of {peer} at {address} is not trusted")

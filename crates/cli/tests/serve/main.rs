@@ -43,6 +43,7 @@ mod recording;
 mod reloads;
 #[cfg(feature = "grpc")]
 mod reports;
+mod rules;
 mod sockets;
 mod stalled_bodies;
 mod stream_usage;

@@ -390,3 +390,30 @@ fn a_pod_is_called_only_if_its_certificate_is_valid_and_gets_ours() {
         }
     }
 }
+
+#[test]
+fn with_ca_system_pods_may_have_certificates_of_cas_that_the_system_trusts() {
+    let ours = authority("ours");
+    let folder = workshop("system", &ours);
+    signed(&ours, "gateway", 2100).write(&folder, "gateway");
+    let pod = engine(&signed(&ours, "127.0.0.1", 2100), &ours);
+    let path = folder.join("wornpath.yaml");
+    let text = format!(
+        "pod_tls: {{ca: system, certificate: gateway.pem, key: gateway.key}}\npods: [{{url: \"https://{}\"}}]\n",
+        pod.address
+    );
+    fs::write(&path, text).unwrap();
+    let arguments = ["-c", path.to_str().unwrap()];
+    let with = |ca: &Path| {
+        let mut command = crate::support::gateway::command(&arguments);
+        command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR");
+        command
+    };
+    let gateway = Gateway::spawn(with(&folder.join("ca.pem")), &arguments, 1);
+    let answer = gateway.post("/v1/completions", &serde_json::json!({"prompt": "a"}));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let refused = with(&folder.join("none.pem")).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(78), "{said}");
+    assert!(said.contains("this system has no CA certificates"), "{said}");
+}

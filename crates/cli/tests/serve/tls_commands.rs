@@ -102,3 +102,59 @@ fn commands_call_gateways_with_a_valid_certificate_and_send_theirs() {
     let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &plain]);
     assert!(!is_done && said.contains("if it uses TLS, write https://"), "{said}");
 }
+
+/// A gateway with this certificate on the admin plane, and what `top` says when it calls it.
+fn called(
+    folder: &Path,
+    certificate: &str,
+    environment: &[(&str, &str)],
+    more: &[&str],
+) -> (bool, String) {
+    let engines = Engines::start(&["--model", "m"]);
+    let text = format!(
+        "listen:\n  admin: {{address: \"127.0.0.1:0\", tls: {{certificate: {certificate}.pem, key: {certificate}.key}}}}\n\
+         pods: [{{url: \"http://{}\"}}]\n",
+        engines.engines[0].http
+    );
+    let path = folder.join("wornpath.yaml");
+    fs::write(&path, text).unwrap();
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap(), "--admin", "127.0.0.1:0"], 1);
+    let admin = format!("https://{}", gateway.admin.as_ref().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    command.current_dir(folder).env_remove("WORNPATH_CA").envs(environment.iter().copied());
+    let output = command.args(["top", "--once", "--admin", &admin]).args(more).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn without_ca_commands_trust_the_cas_of_the_system() {
+    let ours = authority("ours");
+    let folder = workshop("system-cas", &ours);
+    signed(&ours, "127.0.0.1", 2100).write(&folder, "server");
+    let foreign = authority("foreign");
+    fs::write(folder.join("foreign.pem"), foreign.pem()).unwrap();
+    let (is_done, said) = called(&folder, "server", &[("SSL_CERT_FILE", "ca.pem")], &[]);
+    assert!(is_done && said.contains("1 pod"), "{said}");
+    let (is_done, said) = called(&folder, "server", &[("SSL_CERT_FILE", "foreign.pem")], &[]);
+    assert!(!is_done && said.contains("is not trusted; give its CA with --ca FILE"), "{said}");
+}
+
+/// `openssl req -x509` without more makes a CA, which rustls does not accept as a server.
+#[test]
+fn a_server_whose_certificate_is_a_ca_is_named_with_the_cure() {
+    let ours = authority("ours");
+    let folder = workshop("ca-as-server", &ours);
+    let made = Command::new("openssl")
+        .current_dir(&folder)
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
+        .args(["-nodes", "-days", "1", "-subj", "/CN=wornpath"])
+        .args(["-addext", "subjectAltName=IP:127.0.0.1"])
+        .args(["-keyout", "server.key", "-out", "server.pem"])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let (is_done, said) = called(&folder, "server", &[], &["--ca", "server.pem"]);
+    assert!(!is_done && said.contains("is that of a CA"), "{said}");
+    assert!(said.contains("basicConstraints=CA:FALSE"), "{said}");
+}

@@ -45,7 +45,7 @@ impl Source {
 /// Every Rust file of the repository, build output aside.
 pub(crate) fn sources() -> Vec<Source> {
     let mut sources = Vec::new();
-    for folder in ["crates", "fuzz", "bench"] {
+    for folder in ["crates", "examples", "fuzz", "bench"] {
         collect(&root().join(folder), &mut sources);
     }
     assert!(sources.len() > 20, "found only {} files: the rules check nothing", sources.len());

@@ -22,7 +22,7 @@ pub(crate) const LISTENER_TLS: &[Parameter] = &[
 
 #[rustfmt::skip]
 pub(crate) const POD_TLS: &[Parameter] = &[
-    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the pods' certificates; a connection to any other server is refused."),
+    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the pods' certificates, or `system` for those that the operating system trusts; a connection to any other server is refused."),
     Parameter::optional("certificate", Takes::Text, "PEM file with the client certificate for pods that require one."),
     Parameter::optional("key", Takes::Text, "PEM file with its private key."),
     Parameter::optional("server_name", Takes::Text, "Server name in the pods' certificates, if it is not the host of their address."),
@@ -30,7 +30,7 @@ pub(crate) const POD_TLS: &[Parameter] = &[
 
 #[rustfmt::skip]
 pub(crate) const SERVER_TLS: &[Parameter] = &[
-    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the server's certificate; a connection to any other server is refused."),
+    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the server's certificate, or `system` for those that the operating system trusts; a connection to any other server is refused."),
     Parameter::optional("certificate", Takes::Text, "PEM file with the client certificate, if the server requires one."),
     Parameter::optional("key", Takes::Text, "PEM file with its private key."),
     Parameter::optional("server_name", Takes::Text, "Name in the server's certificate, if it is not the host of its address."),
@@ -93,7 +93,7 @@ fn client<T>(
 ) -> Option<T> {
     let node = node?;
     let section = Section::of(Some(node), name, node.span, parameters, &mut diagnostics.problems);
-    let ca = file(&section, "ca", diagnostics, roots)?;
+    let ca = trusted(&section, diagnostics)?;
     let own = match (section.node("certificate"), section.node("key")) {
         (None, None) => None,
         (Some(_), Some(_)) => Some(identity(&section, diagnostics)?),
@@ -109,6 +109,19 @@ fn client<T>(
     let tls = make(ca, own, section.maybe("server_name"));
     let at = if matches!(tls, Err(TlsError::Name)) { "server_name" } else { "certificate" };
     tls.map_err(|error| unusable(at, section.at(at), &error, diagnostics)).ok()
+}
+
+/// The CAs that `ca` names.
+fn trusted(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<RootCertStore> {
+    if section.maybe::<String>("ca").as_deref() != Some("system") {
+        return file(section, "ca", diagnostics, roots);
+    }
+    let found = diagnostics.environment.system_roots();
+    let refuse = |error: TlsError| {
+        let problem = Problem::new(ProblemKind::NotFound, section.at("ca"), error.to_string());
+        diagnostics.problems.push(problem.cure("install them, or name a PEM file"));
+    };
+    found.map_err(refuse).ok()
 }
 
 fn identity(section: &Section<'_>, diagnostics: &mut Diagnostics) -> Option<ServerIdentity> {

@@ -21,7 +21,7 @@ pods:
     zone: z1
     holds:
       - {tokens: [1, 2, 3, 4, 5, 6, 7, 8], first: 4}
-  - {name: b, roles: [prefill, decode], health: down}
+  - {name: b, role: [prefill, decode], health: down}
 ";
 
 #[test]
@@ -92,9 +92,13 @@ fn what_no_fleet_can_be_is_refused() {
     for (pod, message) in [
         ("name: a, requests: 1, prefill_tokens: 100, decode_tokens: 200", "are those of 2"),
         ("name: a, requests: 0, decode_tokens: 200", "are those of 1"),
-        ("name: a, models: [mm]", "`models` of the fleet has no `mm`"),
-        ("name: a, models: []", "`models` of `pods` is empty"),
-        ("name: a, roles: []", "`roles` of `pods` is empty"),
+        ("name: a, model: mm", "`models` of the fleet has no `mm`"),
+        ("name: a, model: []", "`model` of `pods` is empty"),
+        ("name: a, role: []", "`role` of `pods` is empty"),
+        ("name: a, roles: [serve]", "`roles` of `pods` is called `role` now"),
+        ("name: a, models: [m]", "`models` of `pods` is called `model` now"),
+        ("name: a, engine: 8b-h200", "`engine` of `pods` is called `speed` now"),
+        ("name: a, events: exact", "`events` of `pods` is called `event_trust` now"),
         ("name: ''", "a name is empty"),
         ("name: a}, {name: a", "two pods are called `a`"),
         ("name: a, holds: [{tokens: [1, -1]}]", "`-1` in `tokens` of `holds` is not a token id"),

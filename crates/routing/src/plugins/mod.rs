@@ -79,6 +79,7 @@ const ALL: &[Plugin] = &[
     fresh::PLUGIN,
     steady::PLUGIN,
     prefix_held::PLUGIN,
+    expression::filter::PLUGIN,
     // score
     cache_affinity::PLUGIN,
     least_load::PLUGIN,
@@ -90,7 +91,7 @@ const ALL: &[Plugin] = &[
     session_affinity::PLUGIN,
     lora_affinity::PLUGIN,
     round_robin_score::PLUGIN,
-    expression::PLUGIN,
+    expression::score::PLUGIN,
     // pick
     max_score::PLUGIN,
     round_robin_pick::PLUGIN,
@@ -106,11 +107,5 @@ impl Registry {
     #[must_use]
     pub fn shipped() -> Self {
         Self::of(ALL.to_vec())
-    }
-}
-
-impl Default for Registry {
-    fn default() -> Self {
-        Self::shipped()
     }
 }

@@ -1,5 +1,5 @@
-//! Integration tests of routing, in one binary: profiles, problems, printing, the worked example
-//! and the reference page. What counts allocations has a binary of its own (`allocations.rs`).
+//! Integration tests of routing, in one binary: profiles, problems, printing and the
+//! reference page. What counts allocations has a binary of its own (`allocations.rs`).
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod damaged_input;
@@ -7,6 +7,5 @@ mod field_policies;
 mod printed;
 mod problems;
 mod profiles;
-mod proximity;
 mod reference;
 mod slot_access;

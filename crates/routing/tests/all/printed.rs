@@ -72,7 +72,7 @@ proptest! {
         prop_assume!(texts[3] != texts[4] && !["n", "z"].contains(&texts[6].as_str()));
         let role = escaped(&texts[5]);
         let fleet = format!(
-            "models: [{{name: m}}]\npods: [{{name: p0, roles: [{role}]}}, {{name: p1, roles: [{role}]}}]\n"
+            "models: [{{name: m}}]\npods: [{{name: p0, role: [{role}]}}, {{name: p1, role: [{role}]}}]\n"
         );
         let spec = FleetSpec::read("fleet.yaml", &fleet).unwrap();
         let built = spec.build(Moment::ZERO, |_| None).unwrap();

@@ -22,12 +22,12 @@ const SHIPPED: [&str; 17] = [
 const FLEET: &str = "
 models: [{name: m, block_size: 16}]
 pods:
-  - {name: p0, roles: [serve, preprocess], host: h0, region: eu}
-  - {name: p1, roles: [serve, preprocess], host: h1, region: us, loras: [sql]}
-  - {name: p2, roles: [serve, prefill], host: h0, region: eu, loras: [sql]}
-  - {name: p3, roles: [serve, prefill], host: h1, region: us}
-  - {name: p4, roles: [serve, decode], host: h0, region: eu}
-  - {name: p5, roles: [serve, decode], host: h1, region: us}
+  - {name: p0, role: [serve, preprocess], host: h0, region: eu}
+  - {name: p1, role: [serve, preprocess], host: h1, region: us, loras: [sql]}
+  - {name: p2, role: [serve, prefill], host: h0, region: eu, loras: [sql]}
+  - {name: p3, role: [serve, prefill], host: h1, region: us}
+  - {name: p4, role: [serve, decode], host: h0, region: eu}
+  - {name: p5, role: [serve, decode], host: h1, region: us}
 ";
 
 struct Cluster {

@@ -10,8 +10,10 @@ fn instructions() -> Vec<(String, String)> {
     let text = read("Dockerfile").replace("\\\n", " ");
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let all: Vec<_> = lines.map(|line| line.split_once(' ').unwrap()).collect();
-    const KNOWN: [&str; 9] =
-        ["FROM", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"];
+    #[rustfmt::skip]
+    const KNOWN: [&str; 11] = [
+        "FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD",
+    ];
     for (word, _) in &all {
         assert!(
             KNOWN.contains(word),
@@ -64,6 +66,16 @@ fn everything_that_the_build_reads_is_copied() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn every_member_of_the_workspace_is_copied() {
+    let copied = copied();
+    let workspace: toml::Table = read("Cargo.toml").parse().unwrap();
+    for member in workspace["workspace"]["members"].as_array().unwrap() {
+        let member = member.as_str().unwrap().trim_end_matches("/*");
+        assert!(copied.iter().any(|name| name == member), "the image is built without {member}");
     }
 }
 

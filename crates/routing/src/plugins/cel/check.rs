@@ -11,16 +11,34 @@ use super::{Type, Vocabulary};
 ///
 /// # Errors
 /// The first problem, with its line and column.
-pub(crate) fn compile<V: Vocabulary>(
+pub(crate) fn compile_number<V: Vocabulary>(
     text: &str,
     vocabulary: &V,
 ) -> Result<Program<V::Field>, CelError> {
     let syntax = parse(text)?;
-    let checker = Checker { text, vocabulary };
-    match checker.check(&syntax)? {
+    match (Checker { text, vocabulary }).check(&syntax)? {
         Typed::Int(number) | Typed::Double(number) => Ok(Program(number)),
         other => {
             let wanted = "a score must be a number; write `condition ? 1.0 : 0.0`";
+            let problem = CelProblem::Result { found: other.kind(), wanted };
+            Err(error(text, syntax.at, problem))
+        }
+    }
+}
+
+/// Parses and type-checks an expression whose value is true or false.
+///
+/// # Errors
+/// The first problem, with its line and column.
+pub(crate) fn compile_rule<V: Vocabulary>(
+    text: &str,
+    vocabulary: &V,
+) -> Result<Program<V::Field>, CelError> {
+    let syntax = parse(text)?;
+    match (Checker { text, vocabulary }).check(&syntax)? {
+        Typed::Bool(rule) => Ok(Program(rule)),
+        other => {
+            let wanted = "a rule must be a bool; write a comparison such as `pod.requests < 8`";
             let problem = CelProblem::Result { found: other.kind(), wanted };
             Err(error(text, syntax.at, problem))
         }
@@ -276,9 +294,11 @@ impl<V: Vocabulary> Checker<'_, V> {
         self.vocabulary.resolve(&parts).ok_or_else(|| {
             let path = path.join(".");
             let known = self.vocabulary.known();
-            let suggestion = match nearest(&path, known.iter().map(String::as_str)) {
-                Some(close) => format!("; did you mean `{close}`?"),
-                None => format!("; available: {}", known.join(", ")),
+            let close = nearest(&path, known.iter().map(String::as_str));
+            let suggestion = match (self.vocabulary.renamed(&parts), close) {
+                (Some(now), _) => format!("; it is called `{now}` now"),
+                (None, Some(close)) => format!("; did you mean `{close}`?"),
+                (None, None) => format!("; available: {}", known.join(", ")),
             };
             self.error(at, CelProblem::UnknownField { path, suggestion })
         })

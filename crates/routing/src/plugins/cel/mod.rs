@@ -18,7 +18,7 @@ mod program;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use check::compile;
+pub(crate) use check::{compile_number, compile_rule};
 pub(crate) use program::{CelBatch, Program};
 
 /// The type of an expression or a field.
@@ -61,6 +61,11 @@ pub(crate) trait Vocabulary {
 
     /// The field at a path such as `["pod", "labels", "zone"]`, and its type.
     fn resolve(&self, path: &[&str]) -> Option<(Self::Field, Type)>;
+
+    /// The present name of the field that had this path before.
+    fn renamed(&self, _path: &[&str]) -> Option<&'static str> {
+        None
+    }
 
     /// All paths, for suggestions.
     fn known(&self) -> Vec<String>;

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::tests::{Field, Pod, Varying};
-use super::{CelBatch, compile};
+use super::{CelBatch, compile_number};
 use crate::rng::Rng;
 
 const EXPRESSIONS: u64 = 4_000;
@@ -182,7 +182,7 @@ fn thousands_of_random_expressions_mean_what_they_mean_to_an_interpreter_of_the_
         let candidates = Candidates(std::array::from_fn(|_| Candidate::new(&mut rng)));
         let is_truth = seed % 3 == 2;
         let compiled = if is_truth { format!("({text}) ? 1 : 0") } else { text.clone() };
-        let program = compile(&compiled, &Pod(Varying::Yes))
+        let program = compile_number(&compiled, &Pod(Varying::Yes))
             .unwrap_or_else(|error| panic!("seed {seed}: {text}: {error}"));
         let mut ours = [0.0; 3];
         program.evaluate(&candidates, &mut ours);

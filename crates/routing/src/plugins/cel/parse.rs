@@ -30,9 +30,9 @@ pub(crate) enum CelProblem {
     Escape(char),
     #[error("number {0} is out of range; ints have 53 bits and doubles are finite")]
     Number(String),
-    #[error("nested deeper than {MAX_DEPTH} levels; split the rule into several scorers")]
+    #[error("nested deeper than {MAX_DEPTH} levels; split it into several expressions")]
     TooDeep,
-    #[error("more than {MAX_OPERATORS} operators; split the rule into several scorers")]
+    #[error("more than {MAX_OPERATORS} operators; split it into several expressions")]
     TooLong,
     #[error("unknown field `{path}`{suggestion}")]
     UnknownField { path: String, suggestion: String },

@@ -20,7 +20,7 @@ pub(crate) trait CelBatch<F> {
     fn text(&self, field: F, candidate: usize) -> Option<&str>;
 }
 
-/// A checked expression whose value is a number.
+/// A checked expression whose value is a number or a bool.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Program<F>(pub(super) CelNumber<F>);
 
@@ -31,6 +31,20 @@ impl<F: Copy> Program<F> {
         match self.0.value(batch, &mut Columns::default()) {
             CelValue::Same(value) => values.fill(value),
             CelValue::Each(column) => values.copy_from_slice(&column),
+        }
+    }
+
+    /// Writes whether a bool expression is true per candidate, and false for an error. Allocates
+    /// as [`Program::evaluate`] does.
+    pub(crate) fn test(&self, batch: &impl CelBatch<F>, holds: &mut [bool]) {
+        let is_true = |value: f64| value == 1.0;
+        match self.0.value(batch, &mut Columns::default()) {
+            CelValue::Same(value) => holds.fill(is_true(value)),
+            CelValue::Each(column) => {
+                for (holds, value) in holds.iter_mut().zip(column) {
+                    *holds = is_true(value);
+                }
+            }
         }
     }
 }

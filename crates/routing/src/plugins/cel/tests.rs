@@ -62,7 +62,7 @@ impl CelBatch<Field> for Pod {
 /// The value, which must be the same for columns and for single numbers. None for an error.
 fn value(text: &str) -> Option<f64> {
     let program =
-        compile(text, &Pod(Varying::No)).unwrap_or_else(|error| panic!("{text}: {error}"));
+        compile_number(text, &Pod(Varying::No)).unwrap_or_else(|error| panic!("{text}: {error}"));
     let mut values = [[5.0; 3]; 2];
     program.evaluate(&Pod(Varying::No), &mut values[0]);
     program.evaluate(&Pod(Varying::Yes), &mut values[1]);
@@ -213,21 +213,22 @@ fn invalid_expressions_are_refused_with_line_and_column() {
         ("[1]", "line 1, column 1: a list is allowed only after `in`, with literals of one type"),
     ];
     for (text, expected) in cases {
-        let error = compile(text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
+        let error = compile_number(text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
         assert_eq!(error.to_string(), expected, "{text}");
     }
-    let error = compile("sqrt(2.0)", &Pod(Varying::No)).map(|_| ()).unwrap_err().to_string();
+    let error = compile_number("sqrt(2.0)", &Pod(Varying::No)).map(|_| ()).unwrap_err().to_string();
     assert!(error.starts_with("line 1, column 1: unknown function `sqrt`; available: min("));
 }
 
 #[test]
 fn deep_nesting_and_long_chains_are_refused_without_stack_overflow() {
     for text in ["(".repeat(4000), "!".repeat(4000), "-".repeat(4000), "[".repeat(4000)] {
-        let error = compile(&text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
+        let error = compile_number(&text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
         assert_eq!(error.problem, CelProblem::TooDeep, "{}", &text[..1]);
     }
-    let long =
-        compile(&format!("1{}", "+1".repeat(3000)), &Pod(Varying::No)).map(|_| ()).unwrap_err();
+    let long = compile_number(&format!("1{}", "+1".repeat(3000)), &Pod(Varying::No))
+        .map(|_| ())
+        .unwrap_err();
     assert_eq!((long.problem, long.column), (CelProblem::TooLong, 514));
     assert_eq!(value(&format!("1{}", "+1".repeat(256))), Some(257.0));
 }
@@ -235,6 +236,6 @@ fn deep_nesting_and_long_chains_are_refused_without_stack_overflow() {
 proptest::proptest! {
     #[test]
     fn the_compiler_does_not_panic_on_any_text(text in "[-a-z0-9 .()\\[\\]'\"\\\\+*/%!?:<>=&|,\ny]{0,60}") {
-        let _ = compile(&text, &Pod(Varying::No));
+        let _ = compile_number(&text, &Pod(Varying::No));
     }
 }

@@ -59,7 +59,7 @@ fn fields_of_the_pod_the_request_and_the_fleet_have_their_values() {
         ("has(pod.zone) && pod.zone in ['z1'] ? 1 : 0", [0.0, 1.0]),
         ("pod.name.startsWith('first') ? 1 : 0", [1.0, 0.0]),
         (
-            "request.tenant == 'acme' && request.model == 'm' && !has(request.lora) ? 1 : 0",
+            "tenant.name == request.tenant && tenant.name == 'acme' && request.model == 'm' && !has(request.lora) ? 1 : 0",
             [1.0, 1.0],
         ),
     ];
@@ -70,8 +70,8 @@ fn fields_of_the_pod_the_request_and_the_fleet_have_their_values() {
 
 #[test]
 fn the_parameters_documentation_lists_every_field() {
-    let doc = super::PLUGIN.parameters[0].doc;
-    for field in super::FieldNames::default().known() {
+    let doc = super::score::PLUGIN.parameters[0].doc;
+    for field in super::vocabulary::FieldNames::default().known() {
         assert!(doc.contains(&field), "{field}");
     }
 }
@@ -121,6 +121,11 @@ fn an_expression_that_does_not_compile_is_refused_with_line_and_column() {
          did you mean `pod.kv_usage`?"
     );
     assert_eq!(
+        error("expression: {score: 'pod.engine == \"8b-h200\" ? 1.0 : 0.0'}"),
+        "`score` of `expression`: line 1, column 1: unknown field `pod.engine`; \
+         it is called `pod.speed` now"
+    );
+    assert_eq!(
         error("expression: {cost: 'pod.requests > 3'}"),
         "`cost` of `expression`: line 1, column 14: the expression has type bool, but a score must be \
          a number; write `condition ? 1.0 : 0.0`"
@@ -141,4 +146,65 @@ fn an_infinite_cost_with_weight_zero_does_not_count() {
          - expression: {cost: 'pod.requests'}\npick: max_score\n",
     );
     assert_eq!(bench.chosen(&profile, crate::request::Request::default()), 1, "it is idle");
+}
+
+const RULE: &str = "tenant.name == \"premium\" ? pod.labels.gpu == \"h100\" : true";
+
+fn rule(expression: &str) -> String {
+    format!("expression: {{keep: '{expression}'}}")
+}
+
+#[test]
+fn a_rule_keeps_the_pods_for_which_it_is_true() {
+    let mut harness = harness();
+    let kept =
+        |harness: &Harness, text: &str| harness.run(&HASHED, Stage::Filter, &rule(text)).kept();
+    assert_eq!(kept(&harness, RULE), [0, 1], "another tenant may go anywhere");
+    assert_eq!(kept(&harness, "pod.cached_share < 0.3"), [1]);
+    assert_eq!(kept(&harness, "request.prompt_tokens > 1000"), [0usize; 0]);
+    harness.request.tenant = Some("premium".into());
+    assert_eq!(kept(&harness, RULE), [1]);
+    harness.request.tenant = None;
+    assert_eq!(kept(&harness, RULE), [0, 1], "a request without a tenant has an empty name");
+}
+
+#[test]
+fn a_rule_that_cannot_be_computed_drops_the_pod() {
+    let harness = harness();
+    let _load = Reservation::new(harness.pod_state(0), 1, 1);
+    for text in ["8 / pod.requests >= 8", "!(8 / pod.requests < 8)"] {
+        assert_eq!(harness.run(&[], Stage::Filter, &rule(text)).kept(), [0], "{text}");
+    }
+}
+
+#[test]
+fn a_rejection_names_the_rule_by_its_name_or_else_by_its_expression() {
+    let harness = harness();
+    let run = harness.run(&[], Stage::Filter, &rule(RULE));
+    assert_eq!(run.rejection().reason, format!("no pod satisfies the rule `{RULE}`"));
+    assert_eq!(run.why(0), format!("the rule `{RULE}` is not true"));
+    let named = format!("expression: {{keep: '{RULE}', name: premium-gpu}}");
+    let run = harness.run(&[], Stage::Filter, &named);
+    assert_eq!(run.rejection().reason, "no pod satisfies the rule `premium-gpu`");
+    assert_eq!(run.rejection().status, 503);
+}
+
+#[test]
+fn a_rule_that_is_no_rule_is_refused_before_the_first_request() {
+    let error = |text: &str| Harness::assembly_error(Stage::Filter, &rule(text));
+    assert_eq!(
+        error("pod.kv_usage"),
+        "`keep` of `expression`: line 1, column 1: the expression has type double, but a rule must \
+         be a bool; write a comparison such as `pod.requests < 8`"
+    );
+    assert_eq!(
+        error("tenant.nam == \"premium\""),
+        "`keep` of `expression`: line 1, column 1: unknown field `tenant.nam`; \
+         did you mean `tenant.name`?"
+    );
+    assert_eq!(
+        error("pod.placed_tokens < 8"),
+        "`keep` of `expression`: `pod.placed_tokens` counts what a scorer has sent; \
+         a filter sends nothing"
+    );
 }

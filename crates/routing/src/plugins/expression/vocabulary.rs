@@ -49,7 +49,7 @@ fields! {
         UncachedTokens: Int = "uncached_tokens",
         PlacedTokens: Int = "placed_tokens",
         Name: String = "name",
-        Engine: String = "engine",
+        Speed: String = "speed",
         Host: String = "host",
         Rack: String = "rack",
         Zone: String = "zone",
@@ -119,6 +119,7 @@ impl Vocabulary for FieldNames {
             ["request", "attributes", name] => {
                 Some((Field::Attribute(intern(&self.attributes, name)?), Type::String))
             }
+            ["tenant", "name"] => Some((Field::Request(RequestField::Tenant), Type::String)),
             ["pod", word] => {
                 let (field, kind) = find(PodField::ALL, word)?;
                 use PodField::{CachedBlocks, CachedShare, PlacedTokens, UncachedTokens};
@@ -143,11 +144,15 @@ impl Vocabulary for FieldNames {
         }
     }
 
+    fn renamed(&self, path: &[&str]) -> Option<&'static str> {
+        (path == ["pod", "engine"]).then_some("pod.speed")
+    }
+
     fn known(&self) -> Vec<String> {
         let pod = PodField::ALL.iter().map(|(word, ..)| format!("pod.{word}"));
         let request = RequestField::ALL.iter().map(|(word, ..)| format!("request.{word}"));
         let fleet = FleetField::ALL.iter().map(|(word, ..)| format!("fleet.{word}"));
-        let open = ["pod.labels.…", "request.attributes.…"].map(str::to_owned);
+        let open = ["tenant.name", "pod.labels.…", "request.attributes.…"].map(str::to_owned);
         pod.chain(request).chain(fleet).chain(open).collect()
     }
 }
