@@ -200,6 +200,7 @@ fn pod(
     let facts = PodFacts {
         endpoint: text("endpoint").unwrap_or_else(|| name.clone()).into(),
         name: name.into(),
+        address: None,
         rank: settings.maybe("rank"),
         roles: texts("roles").unwrap_or_default().iter().map(|role| Role::named(role)).collect(),
         models: texts("models")
