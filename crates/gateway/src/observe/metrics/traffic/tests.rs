@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dialect::Api;
+use crate::observe::buckets::GapCounts;
 use crate::observe::metrics::openmetrics::openmetrics;
 use crate::observe::metrics::text::text;
 use crate::observe::request_trace::{RequestTrace, TraceContext};
