@@ -1,5 +1,6 @@
 //! A picker that answers at once: it reads what the protocol makes it read, sends it back, and picks
-//! one pod after the other. Its cost is the floor of every picker on this server.
+//! one pod after the other. It is what a simple picker costs, not the least: it runs on a runtime of
+//! several threads, where a request may be passed from one to another.
 
 use crate::proto::body_mutation::Mutation;
 use crate::proto::header_value_option::HeaderAppendAction;

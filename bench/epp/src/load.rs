@@ -7,12 +7,14 @@ use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 const CLIENTS: usize = 8;
-/// Different prompts; half of each is common to all.
-const PROMPTS: usize = 256;
+/// The number of the next prompt. Half of each is common to all, and the other half is new: a prompt
+/// that repeats would be found in caches, also in those of the tokenizer.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// What a load has shown.
 pub(crate) struct Load {
@@ -24,11 +26,14 @@ pub(crate) struct Load {
 
 fn body(number: usize, bytes: usize) -> Bytes {
     let common = "You answer questions about the town, its river and its bridges. ";
-    let own = format!("Question {number}: how does the number {number} cross the river? ");
     let half = bytes / 2;
     let mut prompt = common.repeat(half / common.len() + 1);
     prompt.truncate(half);
-    prompt += &own.repeat(half / own.len() + 1);
+    let mut line = 0;
+    while prompt.len() < bytes {
+        line += 1;
+        prompt += &format!("Question {number}, part {line}: how does {number} cross the river? ");
+    }
     prompt.truncate(bytes.saturating_sub(60));
     let body = serde_json::json!({"model": "bench-model", "max_tokens": 16, "prompt": prompt});
     body.to_string().into()
@@ -59,7 +64,7 @@ pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::R
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Ok(mut sender) = connect(address).await
-            && ask(&mut sender, body(0, bytes)).await.is_ok_and(|status| status == 200)
+            && ask(&mut sender, body(NEXT.fetch_add(1, Relaxed), bytes)).await.is_ok_and(|status| status == 200)
         {
             return Ok(());
         }
@@ -70,18 +75,15 @@ pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::R
 
 /// Runs the load for a time. Every answer must be good.
 pub(crate) async fn run(address: SocketAddr, bytes: usize, time: Duration) -> anyhow::Result<Load> {
-    let bodies: Vec<_> = (0..PROMPTS).map(|number| body(number, bytes)).collect();
     let started = Instant::now();
-    let clients = (0..CLIENTS).map(|client| {
-        let bodies = bodies.clone();
+    let clients = (0..CLIENTS).map(|_| {
         tokio::spawn(async move {
             let mut sender = connect(address).await?;
             let mut took = Vec::new();
-            let mut number = client * 31;
             while started.elapsed() < time {
-                number += 1;
+                let body = body(NEXT.fetch_add(1, Relaxed), bytes);
                 let sent = Instant::now();
-                let status = ask(&mut sender, bodies[number % PROMPTS].clone()).await?;
+                let status = ask(&mut sender, body).await?;
                 ensure!(status == 200, "status {status}");
                 took.push(sent.elapsed().as_secs_f64() * 1e6);
             }

@@ -13,7 +13,7 @@ mod load;
 #[rustfmt::skip]
 mod proto;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use envoy::Envoy;
 use load::Load;
 use std::fs;
@@ -23,6 +23,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 const ENGINES: usize = 8;
+/// The tokenizer of the tests, of 2,048 tokens; those of models have 32,000 and more.
+const SMALL_TOKENIZER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/blocks/tests/models/tiny-llama");
 
 /// Who picks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,16 +118,34 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn parse() -> anyhow::Result<Self> {
-        let variable =
-            |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
-        let is_quick = std::env::args().any(|argument| argument == "--quick");
-        Ok(Self {
-            rounds: if is_quick { 3 } else { 7 },
-            measured: Duration::from_secs(if is_quick { 2 } else { 5 }),
-            binary: variable("WORNPATH_BENCH_BINARY")?.into(),
-            tokenizer: variable("WORNPATH_BENCH_TOKENIZER")?.into(),
-        })
+    fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let binary = std::env::var("WORNPATH_BENCH_BINARY");
+        let mut parsed = Self {
+            rounds: 7,
+            measured: Duration::from_secs(5),
+            binary: binary.context("WORNPATH_BENCH_BINARY is not set")?.into(),
+            tokenizer: SMALL_TOKENIZER.into(),
+        };
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--quick" => {
+                    parsed.rounds = 3;
+                    parsed.measured = Duration::from_secs(2);
+                }
+                "--tokenizer" => {
+                    let folder = words.next().context("--tokenizer needs a folder")?;
+                    parsed.tokenizer = folder.into();
+                }
+                other => bail!("unknown option {other}; known: --quick, --tokenizer FOLDER"),
+            }
+        }
+        let file = parsed.tokenizer.join("tokenizer.json");
+        ensure!(file.is_file(), "no {}; --tokenizer takes a folder that has it", file.display());
+        Ok(parsed)
+    }
+
+    fn tokenizer_name(&self) -> String {
+        self.tokenizer.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 }
 
@@ -246,11 +267,12 @@ fn main() -> anyhow::Result<ExitCode> {
         empty_picker::run(port, words.collect::<Vec<_>>())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let arguments = Arguments::parse()?;
+    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    let with_tokenizer = format!("with the tokenizer {}", arguments.tokenizer_name());
     let pods = engines::start(ENGINES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for (bytes, has_tokenizer, what) in
-        [(1 << 10, false, "by text"), (32 << 10, true, "with the tokenizer")]
+        [(1 << 10, false, "by text"), (32 << 10, true, with_tokenizer.as_str())]
     {
         let all = runtime.block_on(compare(&arguments, &pods, bytes, has_tokenizer))?;
         report(bytes, what, &all);

@@ -17,6 +17,8 @@
 //!   that it refused, with a backoff, because what it refuses at once would make it look idle and
 //!   attract every request. If another pod then answers such a request, it rests for its
 //!   `Retry-After`, and gets none at all.
+//! - A pod in whose place a proxy answers (502, 503, 504) may be dead, busy, or out of the proxy's
+//!   reach: it is probed at once, and avoided like a busy one.
 //!
 //! While the breaker is open, a probe and not a request finds out when the endpoint is back. Then
 //! the breaker is half-open: one request at a time may try, and the first success closes it.
@@ -42,8 +44,11 @@ pub enum CallOutcome {
     Failed,
     /// An error status. The request may have caused it.
     Errored,
-    /// Another pod could not load the KV cache that this one computed: it may be dead.
+    /// Another pod could not load the KV cache that this one computed, or a proxy passed it over:
+    /// it may be dead.
     Suspect,
+    /// A proxy answered in its place.
+    Unanswered,
     /// The connection was lost after the request was sent. The request may have caused it.
     Lost,
     /// It cannot be connected.
@@ -199,18 +204,13 @@ impl CircuitBreaker {
                     self.close();
                 }
             }
-            CallOutcome::Busy(asked) => {
-                if self.phase == BreakerPhase::Closed && self.refused.add(request) {
-                    self.rests += 1;
-                    let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
-                    let rest = Backoff::new(FIRST_REST, longest).delay_after(self.rests);
-                    let rest = asked.map_or(rest, |asked| asked.min(rest));
-                    self.phase = BreakerPhase::Resting(now + rest);
-                    self.is_rest_confirmed = false;
-                }
-            }
+            CallOutcome::Busy(asked) => self.refuse(asked, request, now),
             CallOutcome::Neutral | CallOutcome::Errored => {}
             CallOutcome::Failed => self.fail(request, now),
+            CallOutcome::Unanswered => {
+                self.suspect();
+                self.refuse(None, request, now);
+            }
             CallOutcome::Suspect => {
                 self.suspect();
                 self.fail(request, now);
@@ -249,6 +249,7 @@ impl CircuitBreaker {
             | CallOutcome::Neutral
             | CallOutcome::Failed
             | CallOutcome::Suspect
+            | CallOutcome::Unanswered
             | CallOutcome::Gone => {}
         }
     }
@@ -328,6 +329,23 @@ impl CircuitBreaker {
     #[must_use]
     pub const fn opened(&self) -> u64 {
         self.opened
+    }
+
+    /// Avoids it for a while if this is the second distinct request in a row that it refused.
+    fn refuse(
+        &mut self,
+        asked: Option<Duration>,
+        request: Option<RequestFingerprint>,
+        now: Moment,
+    ) {
+        if self.phase == BreakerPhase::Closed && self.refused.add(request) {
+            self.rests += 1;
+            let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
+            let rest = Backoff::new(FIRST_REST, longest).delay_after(self.rests);
+            let rest = asked.map_or(rest, |asked| asked.min(rest));
+            self.phase = BreakerPhase::Resting(now + rest);
+            self.is_rest_confirmed = false;
+        }
     }
 
     fn fail(&mut self, request: Option<RequestFingerprint>, now: Moment) {
@@ -421,6 +439,21 @@ mod tests {
         assert_eq!(healthy.state(), BreakerState::Closed, "a probe that was not due says nothing");
         assert_eq!(after(&[CallOutcome::Suspect; 4]).state(), BreakerState::Closed);
         assert_eq!(after(&[CallOutcome::Suspect; 5]).state(), BreakerState::Open);
+    }
+
+    #[test]
+    fn an_endpoint_in_whose_place_a_proxy_answers_is_probed_at_once_and_avoided_meanwhile() {
+        let once = after(&[CallOutcome::Unanswered]);
+        assert_eq!(once.state(), BreakerState::Closed, "one request may be to blame");
+        for (probe, state) in
+            [(CallOutcome::Good, BreakerState::Avoided), (CallOutcome::Gone, BreakerState::Open)]
+        {
+            let mut breaker = after(&[CallOutcome::Unanswered; 2]);
+            assert_eq!(breaker.state(), BreakerState::Avoided);
+            assert!(breaker.tick(at(0)), "a probe is due");
+            breaker.probed(probe, at(1));
+            assert_eq!(breaker.state(), state, "{probe:?}");
+        }
     }
 
     #[test]

@@ -214,13 +214,13 @@ impl<'a> DecisionRun<'a, '_, '_> {
         selection.candidates.clear();
         selection.most_fallbacks = step.rules.fallbacks;
         let with_role = fleet.with_role(&step.rules.role).iter().copied();
-        let allowed = self.context.request.allowed.as_deref();
+        let allowed = self.context.request.allowed.as_ref();
         if excluded.is_empty() && allowed.is_none() {
             selection.candidates.extend(with_role);
         } else {
             let is_allowed = |at: &Candidate| {
-                let id = fleet[*at].id();
-                !excluded.contains(&id) && allowed.is_none_or(|allowed| allowed.contains(&id))
+                let pod = &fleet[*at];
+                !excluded.contains(&pod.id()) && allowed.is_none_or(|allowed| allowed.has(pod))
             };
             selection.candidates.extend(with_role.filter(is_allowed));
         }

@@ -8,6 +8,7 @@ mod held_work;
 mod learnt_rates;
 mod pod_state;
 
+use std::net::SocketAddr;
 use std::ops::Index;
 use std::sync::Arc;
 
@@ -160,6 +161,8 @@ pub struct PodFacts {
     pub name: Name,
     /// The address that it shares with its other ranks.
     pub endpoint: Name,
+    /// The same as data planes know it; none if it has a host name or a path.
+    pub address: Option<SocketAddr>,
     /// Its data-parallel rank, if the endpoint has several.
     pub rank: Option<u32>,
     /// Its roles in plans.
@@ -200,6 +203,7 @@ impl PodFacts {
         Self {
             name: name.into(),
             endpoint: name.into(),
+            address: None,
             rank: None,
             roles: vec![Role::named(Role::SERVE)],
             models: vec![model.into()],

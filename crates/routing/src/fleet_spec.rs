@@ -226,6 +226,7 @@ fn pod(
     let facts = PodFacts {
         endpoint: text("url").unwrap_or_else(|| name.clone()).into(),
         name: name.into(),
+        address: None,
         rank: settings.maybe("rank"),
         roles: texts("role").unwrap_or_default().iter().map(|role| Role::named(role)).collect(),
         models: texts("model")

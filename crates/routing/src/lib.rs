@@ -86,7 +86,7 @@ pub use plan::{
 pub use plugin::{Assembly, AssemblyRefused, InstalledTooLate, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;
 pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
-pub use request::{ModelChoice, Prompt, Request, RequestError};
+pub use request::{AllowedPods, ModelChoice, PodAddress, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{
     Attributes, BlockHashes, Picked, PlanHint, Reads, RingKey, RoutingContext, SessionKey, Slot,

@@ -3,12 +3,14 @@
 //! The gateway extracts what routing needs from the body and the headers, and keeps the body. Names
 //! that clients choose stay text: only a profile gives them a meaning.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use wornpath_blocks::EncodeLimits;
 use wornpath_index::{Moment, PodId};
 
+use crate::fleet::FleetPod;
 use crate::messages::Messages;
 use crate::name::Name;
 use crate::wait_queue::Priority;
@@ -45,13 +47,61 @@ pub struct Request {
     pub planned: Option<PodId>,
     /// The pods that may serve it, if what is in front of the router allows only some. Never set by
     /// a client.
-    pub allowed: Option<Arc<[PodId]>>,
+    pub allowed: Option<AllowedPods>,
     /// Whose share of the wait queue it takes from, where it has no tenant.
     pub fairness: Option<Name>,
     /// When it arrived.
     pub arrival: Moment,
     /// The wall-clock time of arrival, in seconds since 1970: some chat templates print the date.
     pub wall: u64,
+}
+
+/// The pods that may serve a request. Asked in every decision: pods come and go while it waits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AllowedPods {
+    /// This one.
+    One(PodId),
+    /// Those that have an address.
+    Addressed,
+    /// Those at one of these addresses.
+    At(Arc<[PodAddress]>),
+}
+
+/// An address of pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PodAddress {
+    /// Of one pod, or of the ranks of one engine.
+    Port(SocketAddr),
+    /// Of all pods of a host.
+    Host(IpAddr),
+}
+
+impl AllowedPods {
+    /// Whether no pod can ever be one of them.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::At(addresses) if addresses.is_empty())
+    }
+
+    pub(crate) fn has(&self, pod: &FleetPod) -> bool {
+        let address = pod.facts().address;
+        match self {
+            Self::One(id) => *id == pod.id(),
+            Self::Addressed => address.is_some(),
+            Self::At(all) => address.is_some_and(|address| all.iter().any(|one| one.has(address))),
+        }
+    }
+}
+
+impl PodAddress {
+    /// Whether a pod at this address has it.
+    #[must_use]
+    pub fn has(self, address: SocketAddr) -> bool {
+        match self {
+            Self::Port(port) => port == address,
+            Self::Host(host) => host == address.ip(),
+        }
+    }
 }
 
 /// A base model, and the adapter on it.

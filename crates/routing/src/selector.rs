@@ -2,6 +2,7 @@
 
 use crate::explain::Recorder;
 use crate::fleet::Candidate;
+use crate::request::AllowedPods;
 use crate::rng::Rng;
 use crate::stage::{
     CandidateSet, Choice, ConfiguredFilter, ConfiguredPicker, ConfiguredScorer, Decision,
@@ -44,8 +45,11 @@ impl Selector {
     ) -> Result<Vec<&'static str>, NoCandidate> {
         let mut skipped = Vec::new();
         if buffers.candidates.is_empty() {
-            let among = match decision.request().allowed {
-                Some(_) => " among those that the data plane allows",
+            let among = match &decision.request().allowed {
+                Some(AllowedPods::At(_) | AllowedPods::One(_)) => {
+                    " among those that the data plane allows"
+                }
+                Some(AllowedPods::Addressed) => " and an IP address",
                 None => "",
             };
             let reason = format!("no pod has the role `{}`{among}", decision.role());

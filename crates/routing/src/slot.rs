@@ -29,7 +29,6 @@
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wornpath_blocks::{BlockHash, EncodeLimits};
@@ -37,7 +36,7 @@ use wornpath_index::PodId;
 
 use crate::models::Untokenized;
 use crate::name::Name;
-use crate::request::Request;
+use crate::request::{AllowedPods, Request};
 
 /// A value that plugins pass on. It is cleared between requests, not dropped, so that buffers are
 /// reused.
@@ -233,7 +232,7 @@ impl RoutingContext {
     }
 
     /// Limits the pods that a further decision may choose.
-    pub fn set_allowed(&mut self, pods: Arc<[PodId]>) {
+    pub fn set_allowed(&mut self, pods: AllowedPods) {
         self.request.allowed = Some(pods);
     }
 

@@ -1,6 +1,7 @@
 //! Pods that die behind Envoy, under load.
 
 use crate::envoy::{Envoy, Failure, Pods, free_port};
+use crate::picks::total;
 use crate::support::engines::Exchange;
 use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
@@ -51,11 +52,22 @@ struct Fates {
     whole: AtomicUsize,
     /// Broken after the first byte.
     broken: AtomicUsize,
-    /// Without an answer of a pod, by the request's id: why.
-    refused: Mutex<Vec<(String, String)>>,
+    refused: Mutex<Vec<Refused>>,
+}
+
+/// A request without an answer of a pod.
+struct Refused {
+    id: String,
+    why: String,
+    at: Instant,
 }
 
 impl Fates {
+    fn refuse(&self, id: &str, why: String) {
+        let refused = Refused { id: id.to_owned(), why, at: Instant::now() };
+        self.refused.lock().unwrap().push(refused);
+    }
+
     fn ask(&self, address: &str, id: &str, body: &Value) {
         let headers = [("x-test-id", id)];
         match Exchange::open_with(address, "/v1/completions", &headers, body).finish() {
@@ -65,61 +77,86 @@ impl Fates {
                 let fate = if is_whole { &self.whole } else { &self.broken };
                 fate.fetch_add(1, Relaxed);
             }
-            Ok(answer) => {
-                let why = answer.head + &answer.text;
-                self.refused.lock().unwrap().push((id.to_owned(), why));
-            }
+            Ok(answer) => self.refuse(id, answer.head + &answer.text),
             // Envoy cannot end a broken response but by closing the connection.
             Err(broken) if broken.text.contains("data: ") || broken.text.contains('{') => {
                 self.broken.fetch_add(1, Relaxed);
             }
-            Err(_) => {
-                self.refused.lock().unwrap().push((id.to_owned(), "no answer".to_owned()));
-            }
+            Err(_) => self.refuse(id, "no answer".to_owned()),
         }
+    }
+}
+
+/// Eight pods that may die, and clients that ask all the time.
+struct Churn {
+    engines: Vec<Engine>,
+    picker: Gateway,
+    envoy: Envoy,
+    fates: Fates,
+}
+
+impl Churn {
+    /// None without Envoy.
+    fn start(test: &str, pods: fn(Vec<String>) -> Pods, more: &[&str]) -> Option<Self> {
+        if !crate::envoy::is_here() {
+            return None;
+        }
+        let ports: Vec<_> = (0..PODS).map(|_| free_port()).collect();
+        let engines: Vec<_> = ports.iter().map(|port| Engine::start(*port)).collect();
+        let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let urls: Vec<_> = addresses.iter().map(|address| format!("http://{address}")).collect();
+        let port = free_port();
+        let epp = format!("127.0.0.1:{port}");
+        let named = urls.iter().flat_map(|url| ["--pod", url.as_str()]);
+        let own = ["--epp", &epp].into_iter().chain(more.iter().copied());
+        let picker = Gateway::start(&named.chain(own).collect::<Vec<_>>(), PODS);
+        let envoy = Envoy::start(test, port, &pods(addresses), Failure::Close);
+        Some(Self { engines, picker, envoy, fates: Fates::default() })
+    }
+
+    /// Runs a schedule while clients ask; every claim is about the requests meanwhile.
+    fn under_load(&mut self, schedule: impl FnOnce(&mut [Engine])) {
+        let Self { engines, envoy, fates, .. } = self;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let fates = &*fates;
+                let over = &over;
+                let address = &envoy.address;
+                scope.spawn(move || {
+                    let mut turn = 0;
+                    while !over.load(Relaxed) {
+                        turn += 1;
+                        let times = 1 << (5 + (client + turn) % 6);
+                        let words = format!("client {client} says ").repeat(times);
+                        let is_stream = turn.is_multiple_of(2);
+                        let body = json!({
+                            "model": "m", "prompt": words, "max_tokens": 32, "stream": is_stream,
+                        });
+                        fates.ask(address, &format!("{client}-{turn}"), &body);
+                    }
+                });
+            }
+            schedule(engines);
+            over.store(true, Relaxed);
+        });
+    }
+
+    fn is_idle(&self) {
+        let in_flight = || total(&self.picker, "wornpath_pod_requests{");
+        eventually("no load is left", || in_flight() == 0);
     }
 }
 
 /// One of eight pods is killed every two seconds and is back after one.
 #[test]
 fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
-    if !crate::envoy::is_here() {
-        return;
-    }
+    let Some(mut churn) = Churn::start("churn", Pods::Listed, &[]) else { return };
     let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(20));
-    let ports: Vec<_> = (0..PODS).map(|_| free_port()).collect();
-    let mut engines: Vec<_> = ports.iter().map(|port| Engine::start(*port)).collect();
-    let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-    let urls: Vec<_> = addresses.iter().map(|address| format!("http://{address}")).collect();
-    let port = free_port();
-    let epp = format!("127.0.0.1:{port}");
-    let pods = urls.iter().flat_map(|url| ["--pod", url.as_str()]);
-    let arguments: Vec<_> = pods.chain(["--epp", &epp]).collect();
-    let picker = Gateway::start(&arguments, PODS);
-    let envoy = Envoy::start("churn", port, &Pods::Listed(addresses), Failure::Close);
-    let fates = Fates::default();
-    let over = AtomicBool::new(false);
     let started = Instant::now();
     let mut kills = 0;
-    std::thread::scope(|scope| {
-        for client in 0..CLIENTS {
-            let fates = &fates;
-            let over = &over;
-            let address = &envoy.address;
-            scope.spawn(move || {
-                let mut turn = 0;
-                while !over.load(Relaxed) {
-                    turn += 1;
-                    let words = format!("client {client} says ").repeat(1 << (5 + (client + turn) % 6));
-                    let is_stream = turn.is_multiple_of(2);
-                    let body =
-                        json!({"model": "m", "prompt": words, "max_tokens": 32, "stream": is_stream});
-                    fates.ask(address, &format!("{client}-{turn}"), &body);
-                }
-            });
-        }
-        // The schedule of the crashes; every claim is about the requests meanwhile.
+    churn.under_load(|engines| {
         while started.elapsed() < time {
             let victim = &mut engines[kills * 3 % PODS];
             victim.kill();
@@ -128,11 +165,11 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
             std::thread::sleep(Duration::from_secs(1));
             kills += 1;
         }
-        over.store(true, Relaxed);
     });
+    let Churn { envoy, fates, .. } = &churn;
     let mut begun = 0;
     let mut failed = Vec::new();
-    for (id, why) in &*fates.refused.lock().unwrap() {
+    for Refused { id, why, .. } in &*fates.refused.lock().unwrap() {
         let details = envoy.details(id);
         // The pod died after the head of its response had come: Envoy retries no more, although it
         // has not sent the head to the client yet.
@@ -154,10 +191,43 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
         whole > 200 && broken + begun > 0,
         "{whole} whole, {broken} broken: too quiet to prove anything"
     );
-    let in_flight = || {
-        let page = picker.get("/metrics").text;
-        let lines = page.lines().filter(|line| line.starts_with("wornpath_pod_requests{"));
-        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
-    };
-    eventually("no load is left", || in_flight() == 0);
+    // Each is in flight at the pod that dies, and most of those get their first byte before.
+    assert!(begun <= kills * CLIENTS / PODS, "{begun} of {kills} kills got no byte");
+    assert!(total(&churn.picker, "wornpath_retries_total{") > 0, "Envoy names who served");
+    churn.is_idle();
+}
+
+/// As many as may be sent to a dead pod before the first of them has failed and a probe too.
+const MOST_FAILED: usize = 2 * CLIENTS;
+/// A pod without requests is found to be dead within a second, and one with requests earlier.
+const FOUND_WITHIN: Duration = Duration::from_secs(1);
+
+/// Nothing retries there: an `ORIGINAL_DST` cluster takes one address.
+#[test]
+fn a_pod_that_is_dead_for_good_gets_no_request_any_more_though_envoy_answers_in_its_place() {
+    let named = |_| Pods::Named;
+    let Some(mut churn) = Churn::start("dead", named, &["--one-destination"]) else { return };
+    let mut killed = Instant::now();
+    let whole = |fates: &Fates| fates.whole.load(Relaxed);
+    churn.under_load(|engines| {
+        std::thread::sleep(Duration::from_secs(1));
+        killed = Instant::now();
+        engines[3].kill();
+        std::thread::sleep(Duration::from_secs(8));
+    });
+    let refused = churn.fates.refused.lock().unwrap();
+    let late: Vec<_> = refused.iter().filter(|it| it.at > killed + FOUND_WITHIN).collect();
+    let last = refused.iter().map(|it| it.at.duration_since(killed)).max();
+    println!(
+        "dead behind ORIGINAL_DST: {} whole, {} broken, {} failed, the last one after {last:?}",
+        whole(&churn.fates),
+        churn.fates.broken.load(Relaxed),
+        refused.len()
+    );
+    assert!(late.is_empty(), "{} failed late, such as {}", late.len(), late[0].why);
+    assert!((1..=MOST_FAILED).contains(&refused.len()), "{} failed", refused.len());
+    assert!(refused.iter().all(|it| it.at > killed), "{}", refused[0].why);
+    assert!(whole(&churn.fates) > 200, "too quiet to prove anything");
+    drop(refused);
+    churn.is_idle();
 }

@@ -284,17 +284,17 @@ fn pods_and_their_caches_stay_while_the_api_server_is_away_and_changes_are_caugh
 
 #[test]
 fn a_compacted_version_begins_the_watch_again_with_a_list_in_pages() {
-    let cluster = Cluster::with_pods("kubernetes_compacted", 3);
+    let cluster = Cluster::with_pods("kubernetes_compacted", 4);
     cluster.api.set_largest_page(1);
     // As an event of a watch, as a real server does it, and as the status of its answer.
-    for (refuses, name, left) in [(false, "vllm-0", 2), (true, "vllm-1", 1)] {
+    for (refuses, name, left) in [(false, "vllm-0", 3), (true, "vllm-1", 2)] {
         cluster.api.set_refuses_watches(refuses);
         let before = cluster.api.requests("continue=");
         cluster.api.delete_and_compact("pods", name);
         eventually("the deletion is caught up", || cluster.pods().len() == left);
-        assert!(left == 1 || cluster.api.requests("continue=") > before, "it was listed in pages");
+        assert!(cluster.api.requests("continue=") > before, "it was listed in pages");
     }
-    assert_eq!(cluster.health(), ["vllm-2.models up"]);
+    assert_eq!(cluster.health(), ["vllm-2.models up", "vllm-3.models up"]);
 }
 
 #[test]
@@ -373,6 +373,69 @@ fn an_inference_pool_selects_pods_and_each_of_its_ports_is_one() {
     cluster.until("the first labels", &["vllm-0.models up"]);
     cluster.api.delete("inferencepools", "llama");
     cluster.until("no pool", &[]);
+}
+
+/// The pool and the pods are watched apart: one may fail while the other works.
+#[test]
+fn a_failure_that_persists_is_logged_once_while_another_watch_works() {
+    let cluster = Cluster::start("kubernetes_half", 1, BY_POOL, |api, engines| {
+        let port: u16 = engines.engines[0].http.rsplit(':').next().unwrap().parse().unwrap();
+        let mut served = pod(0, &engines.engines[0].http);
+        served["metadata"]["annotations"] = json!({});
+        api.apply("pods", served);
+        api.apply("inferencepools", pool(&json!({"app": "vllm"}), &[port]));
+    });
+    cluster.until("the pool's pod", &["vllm-0.models up"]);
+    cluster.api.forbid(&["watch inferencepools", "list inferencepools"]);
+    cluster.api.compact();
+    let lines = |text: &str| {
+        let log = cluster.gateway.log();
+        log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    eventually("the pool's watch fails", || !lines("Kubernetes API failed").is_empty());
+    for change in 0..8 {
+        let value = change.to_string();
+        cluster.api.edit("pods", "vllm-0", |pod| pod["metadata"]["labels"]["n"] = json!(value));
+        eventually("the pods' watch works", || {
+            cluster.pod("vllm-0.models")["labels"]["n"] == change.to_string()
+        });
+        let refused = cluster.api.requests("inferencepools");
+        eventually("it is refused again", || cluster.api.requests("inferencepools") > refused);
+    }
+    let failed = lines("Kubernetes API failed");
+    // To watch and to list are refused in different words.
+    assert!(failed.len() <= 2, "{failed:#?}");
+    assert_eq!(lines("Kubernetes API answers"), Vec::<String>::new());
+    cluster.api.forbid(&[]);
+    eventually("its end is logged", || lines("Kubernetes API answers").len() == 1);
+}
+
+/// A request that waits for the first pod raises the signal, which starts one.
+#[test]
+fn a_request_waits_for_the_first_pod_that_the_api_server_says_is_ready() {
+    let engines = Engines::start(&["--model", "m"]);
+    let api = KubeApi::start();
+    let mut starting = pod(0, &engines.engines[0].http);
+    set_ready(&mut starting, "False");
+    let folder = folder("kubernetes_from_zero");
+    fs::write(folder.join("kubeconfig"), api.kubeconfig("models")).unwrap();
+    let file = folder.join("wornpath.yaml");
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes, wait_for_pod: 60s}}]\ndiscovery:\n  - {BY_LABEL}\n    model: m\n"
+    );
+    fs::write(&file, text).unwrap();
+    let gateway = Gateway::start(&["-c", file.to_str().unwrap(), "--admin", "127.0.0.1:0"], 0);
+    let body = json!({"model": "m", "prompt": "a", "max_tokens": 1});
+    let waiting = gateway.open(ASK, &body);
+    let signal = || gateway.metric("wornpath_model_waiting_requests{model=\"m\"}") as u64;
+    eventually("the signal is raised", || signal() == 1);
+    api.apply("pods", starting);
+    eventually("the watch has begun", || api.requests("watch=true") > 0);
+    assert_eq!(signal(), 1, "a pod that is not ready is none");
+    api.edit("pods", "vllm-0", |pod| set_ready(pod, "True"));
+    let answer = waiting.finish().unwrap();
+    assert_eq!((answer.status, answer.pod()), (200, "vllm-0.models"), "{}", answer.text);
+    assert_eq!(signal(), 0);
 }
 
 /// What `wornpath check --kubernetes` says, and its exit status.

@@ -4,6 +4,7 @@
 //! and a session runs only as fast as the data plane takes its answers.
 
 use super::proto::ProcessingResponse;
+use crate::proxy::body_budget::BodyReservation;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,18 +14,34 @@ use tonic::codegen::tokio_stream::Stream;
 
 /// Where a session puts its answers.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outbox(Arc<Mutex<VecDeque<ProcessingResponse>>>);
+pub(super) struct Outbox(Arc<Mutex<VecDeque<Outgoing>>>);
+
+#[derive(Debug)]
+struct Outgoing {
+    answer: ProcessingResponse,
+    /// What this answer and those before it hold of the budget of all bodies.
+    held: Option<BodyReservation>,
+}
 
 impl Outbox {
     pub(super) fn push(&self, answer: ProcessingResponse) {
-        self.lock().push_back(answer);
+        self.lock().push_back(Outgoing { answer, held: None });
+    }
+
+    /// Gives a body's bytes back to the budget when the last answer so far is taken.
+    pub(super) fn release_after_last(&self, reservation: BodyReservation) {
+        if let Some(last) = self.lock().back_mut() {
+            last.held = Some(reservation);
+        }
     }
 
     fn pop(&self) -> Option<ProcessingResponse> {
-        self.lock().pop_front()
+        let Outgoing { answer, held } = self.lock().pop_front()?;
+        drop(held);
+        Some(answer)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<ProcessingResponse>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Outgoing>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

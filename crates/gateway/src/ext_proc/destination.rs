@@ -1,6 +1,5 @@
 //! Where a plan sends a request: the addresses of its pods, in the order of retries.
 
-use super::hints::address;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use hyper::header::HeaderMap;
 use std::net::SocketAddr;
@@ -29,7 +28,7 @@ pub(super) fn destinations(
     let fallbacks = step.fallbacks.iter().filter_map(|pod| snapshot.entry(*pod));
     let fallbacks = fallbacks.filter(|entry| takes_request_of(entry, first));
     for entry in std::iter::once(first).chain(fallbacks) {
-        let Some(address) = address(entry) else { continue };
+        let Some(address) = entry.pod.facts().address else { continue };
         if all.iter().all(|known| known.address != address) {
             all.push(Destination { pod: entry.pod.id(), address });
         }
@@ -56,9 +55,9 @@ pub(super) fn scores(
     snapshot: &FleetSnapshot,
 ) -> Vec<(SocketAddr, f64)> {
     let candidates = explanation.steps.last().map(|step| &*step.candidates).unwrap_or_default();
-    let scored = candidates
-        .iter()
-        .filter_map(|candidate| Some((address(snapshot.entry(candidate.pod)?)?, candidate.total?)));
+    let scored = candidates.iter().filter_map(|candidate| {
+        Some((snapshot.entry(candidate.pod)?.pod.facts().address?, candidate.total?))
+    });
     scored.collect()
 }
 

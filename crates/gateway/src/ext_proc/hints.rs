@@ -3,16 +3,11 @@
 
 use super::head::{FAIRNESS, MODEL_REWRITE, OBJECTIVE, TEST_SELECTION};
 use super::proto::{Metadata, Struct, value};
-use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
-use crate::log_limit::LogLimit;
 use crate::proxy::route::{ModelName, RouteHints};
 use hyper::header::HeaderMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 use wornpath_config::EppSettings;
-use wornpath_index::PodId;
-use wornpath_routing::Name;
+use wornpath_routing::{AllowedPods, Name, PodAddress};
 
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
@@ -20,30 +15,12 @@ const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 /// Longer names are ignored: they would be kept as long as the request waits.
 const MAX_NAME_BYTES: usize = 256;
 
-static NO_ADDRESS_LOG: LogLimit = LogLimit::new(Duration::from_secs(60));
-
-/// One entry of a subset: an address, or all ports of a host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Allowed {
-    Address(SocketAddr),
-    Host(IpAddr),
-}
-
-impl Allowed {
-    /// None if it is neither, and so matches nothing.
-    fn parse(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let host = text.trim_start_matches('[').trim_end_matches(']');
-        let address = text.parse().map(Self::Address);
-        address.or_else(|_| host.parse().map(Self::Host)).ok()
-    }
-
-    fn has(self, address: SocketAddr) -> bool {
-        match self {
-            Self::Address(allowed) => allowed == address,
-            Self::Host(host) => host == address.ip(),
-        }
-    }
+/// One entry of a subset; none if it is no address, and so matches nothing.
+fn entry(text: &str) -> Option<PodAddress> {
+    let text = text.trim();
+    let host = text.trim_start_matches('[').trim_end_matches(']');
+    let port = text.parse().map(PodAddress::Port);
+    port.or_else(|_| host.parse().map(PodAddress::Host)).ok()
 }
 
 /// The hints of a request.
@@ -51,7 +28,6 @@ pub(super) fn hints(
     headers: &HeaderMap,
     metadata: Option<&Metadata>,
     settings: &EppSettings,
-    snapshot: &FleetSnapshot,
 ) -> RouteHints {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let short = |name| text(name).filter(|text| (1..=MAX_NAME_BYTES).contains(&text.len()));
@@ -61,10 +37,10 @@ pub(super) fn hints(
         known.next().map(|(_, priority)| *priority)
     };
     let selected = text(TEST_SELECTION).filter(|_| settings.has_test_hooks);
-    let selected = selected.map(|text| text.split(',').filter_map(Allowed::parse).collect());
+    let selected = selected.map(|text| text.split(',').filter_map(entry).collect());
     let subset = selected.or_else(|| subset(metadata));
     RouteHints {
-        allowed: allowed(subset.as_deref(), snapshot),
+        allowed: Some(subset.map_or(AllowedPods::Addressed, AllowedPods::At)),
         priority: objective.and_then(known),
         fairness: short(FAIRNESS).map(Name::from),
         model: short(MODEL_REWRITE).map(str::to_owned),
@@ -73,7 +49,7 @@ pub(super) fn hints(
 }
 
 /// The entries of the subset that the data plane allows; none if it allows all pods.
-fn subset(metadata: Option<&Metadata>) -> Option<Vec<Allowed>> {
+fn subset(metadata: Option<&Metadata>) -> Option<Arc<[PodAddress]>> {
     let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
     let mut texts = Vec::new();
     match &hint.kind {
@@ -89,35 +65,7 @@ fn subset(metadata: Option<&Metadata>) -> Option<Vec<Allowed>> {
         _ => {}
     }
     let entries = texts.into_iter().flat_map(|text| text.split(','));
-    Some(entries.filter_map(Allowed::parse).collect())
-}
-
-/// The pods that the data plane can be sent to, and that are in the subset; none if that is all.
-fn allowed(subset: Option<&[Allowed]>, snapshot: &FleetSnapshot) -> Option<Arc<[PodId]>> {
-    let entries = snapshot.entries();
-    if subset.is_none() && entries.iter().all(|entry| address(entry).is_some()) {
-        return None;
-    }
-    let may_serve = |entry: &&PodEntry| match address(entry) {
-        Some(address) => subset.is_none_or(|subset| subset.iter().any(|one| one.has(address))),
-        None => {
-            if NO_ADDRESS_LOG.is_due() {
-                tracing::warn!(
-                    pod = %entry.pod.facts().name,
-                    url = entry.endpoint.url(),
-                    "the endpoint picker cannot choose this pod: data planes need an IP address and \
-                     no path; give its URL an IP address, or find it by `discovery`"
-                );
-            }
-            false
-        }
-    };
-    Some(entries.iter().filter(may_serve).map(|entry| entry.pod.id()).collect())
-}
-
-/// The address by which data planes know a pod.
-pub(super) fn address(entry: &PodEntry) -> Option<SocketAddr> {
-    entry.endpoint.address().filter(|_| entry.endpoint.prefix().is_empty())
+    Some(entries.filter_map(entry).collect())
 }
 
 /// A text of dynamic metadata.
@@ -181,7 +129,7 @@ mod tests {
     #[test]
     fn a_host_without_a_port_allows_all_its_ports() {
         assert_eq!(allows(text("192.168.1.3")), ["192.168.1.3:8000", "192.168.1.3:8001"]);
-        let ipv6 = Allowed::parse("[2001:db8::1]").unwrap();
+        let ipv6 = entry("[2001:db8::1]").unwrap();
         assert!(ipv6.has("[2001:db8::1]:80".parse().unwrap()));
     }
 

@@ -4,7 +4,7 @@ use super::bare::{self, NoMoreMessages};
 use super::destination::{Destination, destinations, is_prefill, scores, written};
 use super::head::{self, DESTINATION, PREFILLER, RANK};
 use super::header_changes::HeaderChanges;
-use super::hints::{address, hints};
+use super::hints::hints;
 use super::proto::{BodySendMode, HttpHeaders, Metadata, ProcessingRequest};
 use super::request_body::{BodyEnd, RequestBody};
 use super::response::{SentRequest, Trial};
@@ -13,6 +13,7 @@ use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::kept;
 use crate::observe::summary::RequestSummary;
 use crate::proxy::account::{OpenResponse, ResponseAccount};
+use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::decide::Decided;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::headers::request_id;
@@ -61,6 +62,8 @@ pub(super) struct Answer {
     /// None if the request has no body.
     pub(super) body: Option<Bytes>,
     pub(super) body_end: BodyEnd,
+    /// What the body holds of the budget of all bodies.
+    pub(super) reservation: Option<BodyReservation>,
     /// Committed when the answer is on its way: the pod computes meanwhile.
     pub(super) insert: Option<LockedInsert>,
 }
@@ -113,7 +116,7 @@ pub(super) async fn pick(
     let id = request_id(&parts.headers, || worker.random());
     let summary = RequestSummary::new(id.to_str().unwrap_or_default(), api);
     let mut pending = PendingSummary::new(worker, summary, arrived);
-    let mut hints = hints(&parts.headers, question.metadata, epp, &gateway.snapshot());
+    let mut hints = hints(&parts.headers, question.metadata, epp);
     if !has_body {
         hints.model_name = ModelName::Optional;
     }
@@ -269,7 +272,7 @@ fn target(
 fn prefiller(step: &PlanStep, snapshot: &FleetSnapshot) -> Option<String> {
     let entry = snapshot.entry(step.pod?)?;
     let authority = || entry.endpoint.authority().to_str().ok().map(str::to_owned);
-    address(entry).map(|address| address.to_string()).or_else(authority)
+    entry.pod.facts().address.map(|address| address.to_string()).or_else(authority)
 }
 
 /// 412, unless the pod holds all of the prompt that it could hold. Engines always compute the last
@@ -322,6 +325,7 @@ fn answer(
         changes,
         body: has_body.then(|| call.body.clone()),
         body_end,
+        reservation: routed.reservation.take(),
         insert: routed.decided.insert.take(),
     })
 }

@@ -8,7 +8,7 @@ use super::answers::Outbox;
 use super::destination::Destination;
 use super::head;
 use super::header_changes::HeaderChanges;
-use super::hints::{address, metadata_text};
+use super::hints::metadata_text;
 use super::messages::{self, Direction, LB_NAMESPACE, Part};
 use super::proto::processing_request::Request;
 use super::proto::{BodySendMode, HttpBody, HttpHeaders, Metadata, ProcessingRequest};
@@ -20,7 +20,7 @@ use crate::proxy::stream_usage::UsageFilter;
 use crate::proxy::worker::Worker;
 use bytes::Bytes;
 use hyper::StatusCode;
-use hyper::header::{HeaderMap, HeaderValue};
+use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -29,10 +29,13 @@ use tonic::{Status, Streaming};
 use wornpath_config::DebugHeaders;
 use wornpath_execution::{CallOutcome, Endpoint, PrefillResult, RequestFingerprint, retry_after};
 use wornpath_index::PodId;
-use wornpath_routing::{Name, Outcome, PlanStep, Profile, Retry, RoutingContext};
+use wornpath_routing::{AllowedPods, Name, Outcome, PlanStep, Profile, Retry, RoutingContext};
 
 /// The key of the address that served, in the metadata of load balancers.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
+
+/// Envoy adds this to a response that a pod has sent, and to none of its own.
+const UPSTREAM_TIME: &str = "x-envoy-upstream-service-time";
 
 /// A request that a data plane sends to a pod.
 pub(super) struct SentRequest {
@@ -73,6 +76,20 @@ impl Drop for Trial {
     }
 }
 
+/// What the head of a response tells about its pod. A data plane that cannot reach a pod answers
+/// itself, with the statuses of a pod that is busy; so one of these counts as the pod's own only if
+/// a header proves it.
+fn outcome(status: StatusCode, headers: &HeaderMap) -> CallOutcome {
+    let is_of_pod = headers.contains_key(RETRY_AFTER) || headers.contains_key(UPSTREAM_TIME);
+    match status.as_u16() {
+        429 => CallOutcome::Busy(retry_after(headers)),
+        502..=504 if !is_of_pod => CallOutcome::Unanswered,
+        503 => CallOutcome::Busy(retry_after(headers)),
+        500.. => CallOutcome::Errored,
+        _ => CallOutcome::Good,
+    }
+}
+
 /// Follows a response to its end.
 pub(super) async fn follow(
     mut sent: SentRequest,
@@ -89,6 +106,7 @@ pub(super) async fn follow(
         }
     });
     let mut is_computing = true;
+    let mut has_head = false;
     loop {
         let message = tokio::select! {
             biased;
@@ -107,12 +125,18 @@ pub(super) async fn follow(
         };
         match message.request {
             Some(Request::ResponseHeaders(head)) => {
+                has_head = true;
                 let metadata = message.metadata_context.as_ref();
                 let changes = sent.headed(&head, metadata, &mut filter);
                 outbox.push(messages::response_head(changes));
                 if head.end_of_stream || mode == BodySendMode::None {
                     sent.account.end(RequestEnd::Whole);
                 }
+            }
+            Some(Request::ResponseBody(_) | Request::ResponseTrailers(_)) if !has_head => {
+                let message = "a response came without its head; set the processing mode \
+                               `response_header_mode: SEND`";
+                return Err(Status::failed_precondition(message));
             }
             Some(Request::ResponseBody(chunk)) => {
                 is_computing = false;
@@ -126,7 +150,14 @@ pub(super) async fn follow(
                 outbox.push(messages::trailers(Direction::Response));
                 sent.account.end(RequestEnd::Whole);
             }
-            _ => return Err(Status::invalid_argument("a part of the request came twice")),
+            Some(
+                Request::RequestHeaders(_) | Request::RequestBody(_) | Request::RequestTrailers(_),
+            ) => return Err(Status::invalid_argument("a part of the request came twice")),
+            None => {
+                let message = "a message is empty or of an unknown kind; the picker knows heads, \
+                               bodies and trailers";
+                return Err(Status::invalid_argument(message));
+            }
         }
     }
 }
@@ -202,7 +233,7 @@ impl SentRequest {
         for destination in &self.destinations[..failed] {
             if let Some(endpoint) = snapshot.endpoint(destination.pod) {
                 let blamed = gateway.poison.blamed(self.request, now);
-                endpoint.record_outcome(CallOutcome::Failed, blamed, now);
+                endpoint.record_outcome(CallOutcome::Suspect, blamed, now);
             }
         }
         let pod = match at {
@@ -210,7 +241,8 @@ impl SentRequest {
             Some(at) => Some(self.destinations[at].pod),
             None => {
                 let entries = snapshot.entries().iter();
-                let mut at_address = entries.filter(|entry| address(entry) == Some(served));
+                let mut at_address =
+                    entries.filter(|entry| entry.pod.facts().address == Some(served));
                 at_address.next().map(|entry| entry.pod.id())
             }
         };
@@ -232,7 +264,7 @@ impl SentRequest {
         open.step.pod = pod;
         open.endpoint = pod.and_then(|pod| snapshot.endpoint(pod)).cloned();
         let (Some(pod), Some(context)) = (pod, context) else { return };
-        context.set_allowed(Arc::from([pod]));
+        context.set_allowed(AllowedPods::One(pod));
         let retry = Retry { step: Some(step), excluded: &[] };
         let outcome =
             worker.decide_now(&snapshot, gateway.now(), |env| profile.replan(context, env, retry));
@@ -250,11 +282,7 @@ impl SentRequest {
         let pod = open.step.pod;
         let gateway = open.worker.gateway();
         if let Some(endpoint) = &open.endpoint {
-            let outcome = match status.as_u16() {
-                429 | 503 => CallOutcome::Busy(retry_after(headers)),
-                500.. => CallOutcome::Errored,
-                _ => CallOutcome::Good,
-            };
+            let outcome = outcome(status, headers);
             let now = gateway.now();
             endpoint.record_outcome(outcome, gateway.poison.blamed(self.request, now), now);
             if asks_usage {

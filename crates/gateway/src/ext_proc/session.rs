@@ -71,6 +71,9 @@ fn send(outbox: &Outbox, answer: Answer, worker: &Worker) {
     if answer.body_end == BodyEnd::Trailers {
         outbox.push(messages::trailers(Direction::Request));
     }
+    if let Some(reservation) = answer.reservation {
+        outbox.release_after_last(reservation);
+    }
     if let Some(insert) = answer.insert {
         worker.commit(insert);
     }

@@ -4,7 +4,9 @@
 mod bare;
 mod cases;
 mod modes;
+mod responses;
 mod splits;
+mod tenants;
 mod waiting;
 
 use super::answers::Answers;
@@ -137,10 +139,7 @@ impl Bench {
     }
 
     async fn ask_in_subset(&self, subset: Value, body: &str) -> Asked {
-        let fields = [("x-gateway-destination-endpoint-subset".to_owned(), subset)].into();
-        let namespace = ("envoy.lb.subset_hint".to_owned(), Struct { fields });
-        let metadata = Metadata { filter_metadata: [namespace].into() };
-        self.ask_about(head(&[]), Some(metadata), body).await
+        self.ask_about(head(&[]), Some(only(subset)), body).await
     }
 
     async fn ask_about(&self, head: HttpHeaders, metadata: Option<Metadata>, body: &str) -> Asked {
@@ -318,6 +317,12 @@ fn streamed(common: Option<CommonResponse>) -> (Bytes, bool) {
     (streamed.body, streamed.end_of_stream)
 }
 
+/// Metadata that names the pod that served.
+fn served_by(address: &str) -> Metadata {
+    let fields = [("x-gateway-destination-endpoint-served".to_owned(), text(address))].into();
+    Metadata { filter_metadata: [("envoy.lb".to_owned(), Struct { fields })].into() }
+}
+
 /// The status of an error.
 fn code(refused: &ImmediateResponse) -> u16 {
     u16::try_from(refused.status.unwrap().code).unwrap()
@@ -331,6 +336,13 @@ fn dropped(refused: &ImmediateResponse) -> Option<String> {
 
 fn prompt(text: &str) -> String {
     json!({"model": "m", "prompt": text, "max_tokens": 5}).to_string()
+}
+
+/// Metadata that allows only the pods of a subset.
+fn only(subset: Value) -> Metadata {
+    let fields = [("x-gateway-destination-endpoint-subset".to_owned(), subset)].into();
+    let namespace = ("envoy.lb.subset_hint".to_owned(), Struct { fields });
+    Metadata { filter_metadata: [namespace].into() }
 }
 
 fn text(text: &str) -> Value {

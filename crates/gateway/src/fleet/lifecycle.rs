@@ -177,7 +177,7 @@ impl PodRegistry {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
         for entry in entries.iter_mut().filter(|entry| entry.config.url() == url) {
-            let facts = facts_with(&entry.config, cards);
+            let facts = facts_with(&entry.config, &entry.endpoint, cards);
             entry.cards = Arc::clone(cards);
             if facts != *entry.pod.facts() {
                 entry.pod = entry.pod.with_facts(facts);
@@ -213,7 +213,7 @@ impl PodRegistry {
         let cards = known.map(|entry| Arc::clone(&entry.cards)).unwrap_or_default();
         let was_queried = known.map(|entry| Arc::clone(&entry.was_queried)).unwrap_or_default();
         let block_size = known.and_then(|entry| entry.block_size);
-        let facts = facts_with(&config, &cards);
+        let facts = facts_with(&config, &endpoint, &cards);
         let (id, event_task) = match config.event_source() {
             None => (self.add_approximate(&config)?, None),
             Some(source) => {
@@ -237,6 +237,14 @@ impl PodRegistry {
                 pod
             }
         };
+        if self.settings().epp.is_some() && pod.facts().address.is_none() {
+            tracing::warn!(
+                pod = %name,
+                url = endpoint.url(),
+                "the endpoint picker cannot choose this pod: data planes need an IP address and no \
+                 path; give its URL an IP address, or find it by `discovery`"
+            );
+        }
         let pod_state = pod.state();
         if pod.facts().models.is_empty() && pod_state.health() == Health::Up {
             pod_state.set_health(Health::Down);
@@ -389,8 +397,9 @@ fn is_same_engine(former: &PodConfig, new: &PodConfig) -> bool {
 
 /// The configured facts of a pod, completed by the model cards that it reported: the models if none
 /// are configured, and all its LoRA adapters.
-fn facts_with(pod: &PodConfig, cards: &[Value]) -> PodFacts {
-    let mut facts = pod.facts.clone();
+fn facts_with(pod: &PodConfig, endpoint: &Endpoint, cards: &[Value]) -> PodFacts {
+    let address = endpoint.address().filter(|_| endpoint.prefix().is_empty());
+    let mut facts = PodFacts { address, ..pod.facts.clone() };
     let name = |card: &Value| card["id"].as_str().map(Name::from);
     let is_base = |card: &&Value| !card["parent"].is_string();
     if facts.models.is_empty() {

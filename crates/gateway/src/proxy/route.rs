@@ -23,15 +23,14 @@ use hyper::StatusCode;
 use std::sync::Arc;
 use wornpath_config::TenantSettings;
 use wornpath_execution::{RequestFingerprint, StepCall};
-use wornpath_index::PodId;
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Name, Profile, Rejection};
+use wornpath_routing::{AllowedPods, Name, Profile, Rejection};
 
 /// What is known of a request beside its head and its body.
 #[derive(Debug, Default)]
 pub(crate) struct RouteHints {
     /// The pods that may serve it; none if all may.
-    pub(crate) allowed: Option<Arc<[PodId]>>,
+    pub(crate) allowed: Option<AllowedPods>,
     /// Its priority, where its tenant has none.
     pub(crate) priority: Option<Priority>,
     /// Whose share of the wait queue it takes from, where it has no tenant.
@@ -88,6 +87,9 @@ pub(crate) async fn route(
     let has_prompts = summary.api.dialect().is_known();
     if hints.model_name == ModelName::Required && has_prompts && lacks_model(&body) {
         return Err(ErrorResponse::bad("`model` is missing; name the model".to_owned()));
+    }
+    if hints.allowed.as_ref().is_some_and(AllowedPods::is_empty) {
+        return Err(Rejection::unavailable("the data plane allows no pod").into());
     }
     if settings.models.iter().any(|model| !model.wait_for_pod.is_zero()) {
         let wait = wait_for_first_pod(gateway, settings, &body.model, call.body.len());

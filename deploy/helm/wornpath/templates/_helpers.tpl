@@ -39,6 +39,11 @@ wornpath/model: {{ .model.name }}
 {{ include "wornpath.name" .root }}-{{ .model.name }}
 {{- end -}}
 
+{{/* Tokens in a block of a model's engines; empty if the engines are to say it. */}}
+{{- define "wornpath.engine.blockSize" -}}
+{{- if .blockSize -}}{{ int .blockSize }}{{- else if .engines.create -}}16{{- end -}}
+{{- end -}}
+
 {{/* A label selector as text. */}}
 {{- define "wornpath.engine.selector" -}}
 {{- $terms := list -}}
@@ -73,7 +78,11 @@ wornpath/model: {{ .model.name }}
 {{- $discovery := list -}}
 {{- range include "wornpath.models" . | fromYamlArray -}}
 {{- $engines := .engines -}}
-{{- $models = append $models (dict "name" .model "tokenizer" (printf "/models/%s" .name) "block_size" (int .blockSize) "wait_for_pod" .waitForPod) -}}
+{{- $entry := dict "name" .model "tokenizer" (printf "/models/%s" .name) "wait_for_pod" .waitForPod -}}
+{{- with include "wornpath.engine.blockSize" . -}}
+{{- $_ := set $entry "block_size" (int .) -}}
+{{- end -}}
+{{- $models = append $models $entry -}}
 {{- $source := dict "kubernetes" (dict "selector" (include "wornpath.engine.selector" (dict "root" $root "model" .)) "port" (int $engines.port)) -}}
 {{- if eq $root.Values.mode "picker" -}}
 {{- $source = dict "kubernetes" (dict "pool" (include "wornpath.engine.name" (dict "root" $root "model" .))) -}}
@@ -109,6 +118,7 @@ wornpath/model: {{ .model.name }}
 {{- if not (has .tls.kind (list "selfSigned" "secret" "none")) -}}{{ fail (printf "picker.tls.kind is %q; give selfSigned, secret or none" .tls.kind) }}{{- end -}}
 {{- if and (eq .tls.kind "secret") (not .tls.secret) -}}{{ fail "picker.tls.kind secret needs picker.tls.secret, the name of a Secret of type kubernetes.io/tls" }}{{- end -}}
 {{- end -}}
+{{- if and .Values.route.gateway .Values.tls.secret (eq .Values.mode "gateway") -}}{{ fail "route.gateway would send plain HTTP to routers that take only TLS (tls.secret); remove tls.secret if the Gateway ends TLS, or remove route.gateway and write a route of your own with a BackendTLSPolicy" }}{{- end -}}
 {{- if not .Values.models -}}{{ fail "models is empty; list at least one" }}{{- end -}}
 {{- if not (has .Values.batches.kind (list "none" "volume" "postgres")) -}}{{ fail (printf "batches.kind is %q; give none, volume or postgres" .Values.batches.kind) }}{{- end -}}
 {{- if and (eq .Values.batches.kind "volume") (gt (int .Values.replicas) 1) -}}{{ fail "batches.kind volume works with one router, because a folder has one user; set replicas to 1, or use postgres" }}{{- end -}}
@@ -120,6 +130,7 @@ wornpath/model: {{ .model.name }}
 {{- if and (eq .kind "hpa") (lt (int .min) 1) -}}{{ fail "autoscaling.min of 0 needs kind keda" }}{{- end -}}
 {{- end -}}
 {{- if and (eq .autoscaling.kind "keda") (lt (int .autoscaling.min) 1) (has (toString .waitForPod) (list "0s" "0")) -}}{{ fail (printf "model %s scales to zero, so its requests must wait for a pod; set waitForPod, such as 600s" .name) }}{{- end -}}
+{{- if and (ne .autoscaling.kind "none") (not .engines.create) -}}{{ fail (printf "model %s: autoscaling.kind is %s, but engines.create is false, so the chart has no Deployment to scale; set autoscaling.kind to none" .name .autoscaling.kind) }}{{- end -}}
 {{- if and (not .engines.create) (not .engines.selector) -}}{{ fail (printf "model %s: engines.create is false, so engines.selector must give the labels of its pods" .name) }}{{- end -}}
 {{- end -}}
 {{- end -}}

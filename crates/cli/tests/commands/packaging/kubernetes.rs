@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 const CHART: &str = "deploy/helm/wornpath";
 
 /// Ways to install the chart: values, or a file of values after `@`.
-const INSTALLATIONS: [(&str, &[&str]); 9] = [
+const INSTALLATIONS: [(&str, &[&str]); 10] = [
     ("default", &[]),
     ("picker", &["mode=picker", "route.gateway=inference", "route.hostnames={llm.example.com}"]),
     (
@@ -58,6 +58,14 @@ const INSTALLATIONS: [(&str, &[&str]); 9] = [
             "route.gateway=inference",
             "route.namespace=infra",
             "networkPolicy.engineCallers[0].namespaceSelector.matchLabels.name=monitoring",
+        ],
+    ),
+    (
+        "a picker that only its proxy reaches",
+        &[
+            "mode=picker",
+            "networkPolicy.proxy[0].namespaceSelector.matchLabels.name=gateways",
+            "networkPolicy.routerCallers[0].podSelector.matchLabels.app=prometheus",
         ],
     ),
     ("the example of a gateway", &["@examples/kubernetes-vllm/gateway.yaml"]),
@@ -281,7 +289,7 @@ fn the_default_installation_routes_exactly() {
 #[test]
 fn the_selector_of_discovery_selects_the_engines_and_the_role_allows_to_watch_them() {
     with_helm(|| {
-        for (name, values) in &INSTALLATIONS[..8] {
+        for (name, values) in &INSTALLATIONS[..9] {
             let rendered = Rendered::of(values);
             let labels = at(rendered.engines(), "/spec/template/metadata/labels");
             let source = at(&rendered.config(), "/discovery/0/kubernetes").clone();
@@ -328,6 +336,15 @@ fn values_that_cannot_work_are_refused_with_a_cure() {
                 "needs kind keda",
             ),
             (&["modelDefaults.engines.create=false"], "engines.selector must give the labels"),
+            (
+                &[
+                    "modelDefaults.engines.create=false",
+                    "modelDefaults.engines.selector.app=vllm",
+                    "modelDefaults.autoscaling.kind=keda",
+                ],
+                "no Deployment to scale; set autoscaling.kind to none",
+            ),
+            (&["route.gateway=inference", "tls.secret=front"], "remove tls.secret"),
             (&["picker.failureMode=Open"], "give FailClose or FailOpen"),
             (&["picker.destinations=all"], "give list or one"),
             (&["picker.tls.kind=on"], "give selfSigned, secret or none"),

@@ -67,12 +67,6 @@ async fn picks_stay_inside_the_subset_and_an_empty_one_is_refused() {
     assert_eq!(asked.picked().destinations().len(), 3);
 }
 
-/// A text of the metadata for load balancers.
-fn served_by(address: &str) -> Metadata {
-    let fields = [("x-gateway-destination-endpoint-served".to_owned(), text(address))].into();
-    Metadata { filter_metadata: [("envoy.lb".to_owned(), Struct { fields })].into() }
-}
-
 #[tokio::test]
 async fn test_headers_choose_pods_and_name_the_selected_and_the_serving_one_only_if_allowed() {
     let pods = PODS.map(|at| format!("  - {{url: \"http://{at}\", model: m}}\n")).concat();
@@ -115,7 +109,7 @@ async fn answers_carry_the_score_of_every_candidate_if_that_is_set() {
         let scores = picked.scores.clone();
         assert_eq!(scores.len(), 3, "{scores:?}");
         assert!(scores[PODS[1]] > scores[PODS[0]] && scores[PODS[0]] > scores[PODS[2]]);
-        assert_eq!(picked.destinations()[0], PODS[1]);
+        assert_eq!(picked.destinations(), [PODS[1], PODS[0], PODS[2]], "the best first");
     }
     assert!(Bench::new().ask(&[], &prompt("x")).await.picked().scores.is_empty());
 }
@@ -181,17 +175,35 @@ async fn a_request_without_a_body_is_picked_at_once_and_without_a_model() {
 }
 
 #[tokio::test]
+async fn a_request_without_a_body_is_refused_without_a_pod_and_for_a_path_that_engines_do_not_get()
+{
+    let none = "listen: {epp: \"127.0.0.1:9002\", admin: \"127.0.0.1:9090\"}\n";
+    for (bench, path, expected) in [
+        (Bench::of_text(none), "/v1/models", (503, Some("rejected-no-endpoints"))),
+        (Bench::new(), "/reset_prefix_cache", (404, None)),
+    ] {
+        let get = [(":method", "GET"), (":path", path)];
+        let head = HttpHeaders { headers: Some(header_map(&get)), end_of_stream: true };
+        let mut stream = bench.stream();
+        stream.send(Request::RequestHeaders(head), None).await;
+        let first = stream.next().await;
+        let refused = Asked { first, stream }.refused();
+        assert_eq!((code(&refused), dropped(&refused).as_deref()), expected, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn the_pod_with_the_shorter_queue_and_the_emptier_cache_is_picked() {
     let bench = Bench::with(&profile("    score: [queue_depth, kv_usage]"));
-    for (shorter, numbers) in
-        [(1, [(3, 0.2), (0, 0.1), (10, 0.2)]), (2, [(3, 0.9), (3, 0.9), (3, 0.1)])]
+    for (order, numbers) in
+        [([1, 0, 2], [(3, 0.2), (0, 0.1), (10, 0.3)]), ([2, 1, 0], [(3, 0.9), (3, 0.8), (3, 0.1)])]
     {
         let snapshot = bench.gateway.snapshot();
         for (entry, (waiting, usage)) in snapshot.entries().iter().zip(numbers) {
             entry.pod.state().report(waiting, usage);
         }
         let picked = bench.ask(&[], &prompt("x")).await.picked().destinations();
-        assert_eq!(picked[0], PODS[shorter], "{numbers:?}");
+        assert_eq!(picked, order.map(|at| PODS[at]), "{numbers:?}");
     }
 }
 
@@ -214,14 +226,13 @@ async fn a_model_is_rewritten_in_the_body_with_its_length_under_both_names_of_th
 #[tokio::test]
 async fn a_known_objective_gives_its_priority_and_an_unknown_one_passes() {
     let bench = Bench::new();
-    let snapshot = bench.gateway.snapshot();
     let settings = bench.gateway.settings();
     let priority = |name: &'static str, objective: &'static str| {
         let mut headers = hyper::HeaderMap::new();
         headers.insert(name, hyper::header::HeaderValue::from_static(objective));
         super::super::head::add_present_names(&mut headers);
         let epp = settings.epp.as_ref().unwrap();
-        let hints = super::super::hints::hints(&headers, None, epp, &snapshot);
+        let hints = super::super::hints::hints(&headers, None, epp);
         (hints.priority.map(|it| it.level()), hints.fairness.map(|it| it.as_str().to_owned()))
     };
     for name in ["x-llm-d-inference-objective", "x-gateway-inference-objective"] {
@@ -274,6 +285,14 @@ async fn the_pod_that_served_gets_the_load_and_the_summary() {
     asked.stream.send(response_head(&[(":status", "200")], false), metadata).await;
     assert!(matches!(asked.stream.answer().await, Response::ResponseHeaders(_)));
     assert_eq!((of(&destinations[0]), of(&destinations[1])), (0, 1));
+    let is_suspect = |at: &str| {
+        let snapshot = bench.gateway.snapshot();
+        let mut entries = snapshot.entries().iter();
+        let entry = entries.find(|entry| entry.endpoint.url().ends_with(at)).unwrap();
+        entry.endpoint.tick(bench.gateway.now())
+    };
+    assert!(is_suspect(&destinations[0]), "it was passed over, so it is probed at once");
+    assert!(!is_suspect(&destinations[1]));
     asked.stream.send(response_body(b"{}", true), None).await;
     assert!(matches!(asked.stream.answer().await, Response::ResponseBody(_)));
     asked.stream.close().await;
@@ -351,6 +370,21 @@ async fn a_body_over_the_limit_is_refused_by_its_length_or_when_it_is_exceeded()
     assert_eq!(code(&refused), 413);
     assert!(stream.next().await.is_none());
     assert_eq!(bench.gateway.bodies().held(), 0);
+}
+
+#[tokio::test]
+async fn a_body_counts_in_the_budget_until_the_data_plane_has_taken_all_of_it() {
+    let bench = Bench::new();
+    let body = prompt(&"word ".repeat(60_000));
+    let mut asked = bench.ask(&[], &body).await;
+    assert_eq!(asked.picked().destinations().len(), 3);
+    let mut left = body.len();
+    while left > 0 {
+        assert_eq!(bench.gateway.bodies().held(), body.len(), "{left} bytes are not taken");
+        let Response::RequestBody(chunk) = asked.stream.answer().await else { panic!() };
+        left -= streamed(chunk.response).0.len();
+    }
+    assert_eq!((bench.gateway.bodies().held(), bench.load()), (0, 1));
 }
 
 #[tokio::test]

@@ -71,6 +71,29 @@ async fn chunks_that_need_an_answer_of_their_own_pass_unchanged_and_are_counted(
 }
 
 #[tokio::test]
+async fn trailers_end_a_response_in_every_mode_that_sends_them() {
+    for mode in [BodySendMode::Streamed, BodySendMode::Buffered, BodySendMode::BufferedPartial] {
+        let bench = Bench::new();
+        let mut stream = bench.stream();
+        stream.sent_to_pod(mode, r#"{"model":"m","prompt":"x"}"#).await;
+        stream.send(response_head(&[(":status", "200")], false), None).await;
+        assert!(matches!(stream.answer().await, Response::ResponseHeaders(_)));
+        let usage = br#"{"usage":{"prompt_tokens":9,"completion_tokens":2}}"#;
+        stream.send(response_body(usage, false), None).await;
+        let Response::ResponseBody(chunk) = stream.answer().await else { panic!("{mode:?}") };
+        assert_eq!(chunk.response.and_then(|common| common.body_mutation), None, "{mode:?}");
+        assert_eq!(bench.load(), 1, "it is not over");
+        stream.send(Request::ResponseTrailers(trailers()), None).await;
+        let Response::ResponseTrailers(answer) = stream.answer().await else { panic!("{mode:?}") };
+        assert_eq!(answer.header_mutation, None, "{mode:?}");
+        let [summary] = &bench.ended()[..] else { panic!("{mode:?}") };
+        assert_eq!(summary.ended, RequestEnd::Whole);
+        assert_eq!(summary.usage.output_tokens, Some(2), "{mode:?}");
+        assert_eq!(bench.load(), 0);
+    }
+}
+
+#[tokio::test]
 async fn a_response_whose_body_is_not_sent_ends_with_its_head() {
     let bench = Bench::new();
     let mut stream = bench.stream();

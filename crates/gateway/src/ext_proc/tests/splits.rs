@@ -179,11 +179,14 @@ proptest! {
                 response_body(b"", true),
             ];
             let mut stream = bench.stream();
+            // The session runs only while its answers are awaited.
+            let mut has_run = is_closed;
             for (at, request) in all.into_iter().take(sent).enumerate() {
                 stream.send(request, None).await;
-                if at >= 2 {
-                    let polled = tokio::time::timeout(std::time::Duration::from_millis(1), stream.next());
-                    if answers > at { drop(polled.await); }
+                if at >= 2 && answers > at {
+                    has_run = true;
+                    let moment = std::time::Duration::from_millis(1);
+                    drop(tokio::time::timeout(moment, stream.next()).await);
                 }
             }
             if is_closed {
@@ -193,7 +196,7 @@ proptest! {
             }
             drop(stream);
             assert_eq!(bench.load(), 0);
-            assert!(bench.ended().len() <= 1);
+            assert_eq!(bench.ended().len(), usize::from(has_run && sent > 0));
             assert_eq!(bench.gateway.bodies().held(), 0);
         });
     }

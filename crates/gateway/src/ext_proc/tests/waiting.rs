@@ -2,6 +2,7 @@
 
 use super::*;
 use std::time::Duration;
+use wornpath_config::PodConfig;
 
 /// A picker for one pod, which serves one request at a time.
 fn one_at_a_time() -> Bench {
@@ -56,6 +57,81 @@ impl Bench {
         }
         order
     }
+}
+
+impl Bench {
+    /// A picker for a model whose requests wait for a first pod, and which has none.
+    fn without_pods() -> Self {
+        Self::of_text(
+            "listen: {epp: \"127.0.0.1:9002\", admin: \"127.0.0.1:9090\"}\n\
+             models: [{name: m, tokenizer: bytes, wait_for_pod: 60s}]\n",
+        )
+    }
+
+    fn add_pod(&self, address: &str) {
+        let mut pod = PodConfig::new(&format!("http://{address}"));
+        pod.facts.models = vec!["m".into()];
+        self.gateway.pods().add_pod(pod).unwrap();
+        self.gateway.snapshot().named(address).unwrap().pod.state().set_health(Health::Up);
+    }
+
+    /// Sends a request that may go to these pods, or to any.
+    async fn begin(&self, subset: Option<&str>) -> Conversation {
+        let stream = self.stream();
+        let metadata = subset.map(|pods| only(text(pods)));
+        stream.send(Request::RequestHeaders(head(&[])), metadata).await;
+        stream.body(prompt("x").as_bytes(), true).await;
+        stream
+    }
+
+    /// Requests that wait for the model, in whatever place.
+    fn waiting_for_model(&self) -> usize {
+        self.gateway.model_waits.of(&"m".into(), self.gateway.now()).requests
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_the_first_pod_of_its_model_also_where_only_some_pods_may_serve_it() {
+    for subset in [None, Some("192.168.1.9:8000, 192.168.1.2:8000"), Some("192.168.1.2")] {
+        let bench = Bench::without_pods();
+        let mut stream = bench.begin(subset).await;
+        assert!(!stream.has_answer().await && bench.waiting_for_model() == 1, "{subset:?}");
+        bench.add_pod(PODS[1]);
+        let first = stream.next().await;
+        assert_eq!(Asked { first, stream }.picked().destinations(), [PODS[1]], "{subset:?}");
+        assert_eq!(bench.waiting_for_model(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_no_pod_may_serve_does_not_wait_for_one() {
+    for subset in ["", "no address"] {
+        let bench = Bench::without_pods();
+        let mut stream = bench.begin(Some(subset)).await;
+        let first = stream.next().await;
+        let refused = Asked { first, stream }.refused();
+        let reason = Some("rejected-no-endpoints".to_owned());
+        assert_eq!((code(&refused), dropped(&refused)), (503, reason), "{subset}");
+        assert_eq!(bench.waiting_for_model(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_queued_request_goes_to_a_pod_of_its_subset_that_comes_meanwhile() {
+    let bench = one_at_a_time();
+    let busy = bench.ask(&[], &prompt("x")).await;
+    assert_eq!(busy.picked().destinations(), [PODS[0]]);
+    let mut stream = bench.begin(Some("192.168.1.1:8000,192.168.1.2:8000")).await;
+    assert!(!stream.has_answer().await && bench.gateway.waiting() == 1);
+    bench.add_pod(PODS[2]);
+    bench.gateway.wait_queue.poll(&*bench.worker);
+    assert!(!stream.has_answer().await, "it may not go there");
+    bench.add_pod(PODS[1]);
+    bench.gateway.wait_queue.poll(&*bench.worker);
+    let first = stream.next().await;
+    assert_eq!(Asked { first, stream }.picked().destinations()[0], PODS[1]);
+    drop(busy);
+    assert_eq!((bench.load(), bench.gateway.waiting()), (0, 0));
 }
 
 impl Conversation {

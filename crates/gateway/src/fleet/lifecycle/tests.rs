@@ -11,6 +11,7 @@ use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
     AttachedSource, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
 };
+use wornpath_execution::BreakerRules;
 use wornpath_index::{BlockDigest, EngineHash};
 
 const URL: &str = "http://127.0.0.1:1";
@@ -162,16 +163,17 @@ fn the_staleness_limit_of_events_can_be_changed() {
 #[test]
 fn adapters_are_those_configured_and_those_reported() {
     let cards = [json!({"id": "m"}), json!({"id": "sql", "parent": "m"})];
+    let endpoint = Endpoint::new(URL, BreakerRules::default(), 1).unwrap();
     for models in [&[][..], &["m"]] {
         let mut pod = pushed(models);
         pod.facts.loras = vec!["law".into(), "sql".into()];
-        let facts = facts_with(&pod, &cards);
+        let facts = facts_with(&pod, &endpoint, &cards);
         let strings = |names: &[Name]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
             (strings(&facts.models), strings(&facts.loras)),
             (vec!["m".into()], vec!["law".into(), "sql".into()])
         );
         pod.facts.loras.clear();
-        assert_eq!(strings(&facts_with(&pod, &cards).loras), ["sql"]);
+        assert_eq!(strings(&facts_with(&pod, &endpoint, &cards).loras), ["sql"]);
     }
 }

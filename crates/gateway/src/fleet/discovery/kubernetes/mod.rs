@@ -18,7 +18,7 @@ pub use access::{AccessReport, check_access};
 
 use kube::{Client, Config as ClientConfig};
 use objects::{Pod, PodObject, Pool, PoolObject, pods_api, pools_api};
-use watch::{ObjectWatch, WatchError};
+use watch::{LONGEST_SILENCE, ObjectWatch, WatchError};
 use wornpath_config::{Config, KubernetesConfig, KubernetesPods, PodConfig, RelativePaths};
 
 /// Interval between two attempts to use the credentials, and to add pods that were refused.
@@ -37,10 +37,19 @@ pub(crate) struct KubernetesWatch {
     cluster: Option<Cluster>,
     /// Pods that have been ready, by uid, as they were last described without an error.
     added: BTreeMap<String, Vec<PodConfig>>,
-    /// The last error, so that one that persists is logged once.
-    failure: Option<String>,
+    /// The last error of each thing that fails, so that one that persists is logged once.
+    failures: BTreeMap<Asked, String>,
     /// Why pods were refused, for the same reason.
     refused: BTreeMap<String, String>,
+}
+
+/// What an API server is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Asked {
+    /// A connection with the credentials.
+    Connection,
+    Pool,
+    Pods,
 }
 
 /// A connection to an API server.
@@ -68,7 +77,7 @@ impl KubernetesWatch {
             match Cluster::connect(source).await {
                 Ok(cluster) => self.cluster = Some(cluster),
                 Err(reason) => {
-                    self.report(source, Some(reason));
+                    self.failed(source, Asked::Connection, reason);
                     tokio::time::sleep(RETRY_INTERVAL).await;
                     return None;
                 }
@@ -76,23 +85,29 @@ impl KubernetesWatch {
         }
         let cluster = self.cluster.as_mut()?;
         let changed = tokio::time::timeout(RETRY_INTERVAL, cluster.changed()).await.ok()?;
-        self.report(source, changed.err().map(|error| error.to_string()));
+        match changed {
+            Ok(asked) => self.answered(source, asked),
+            Err((asked, error)) => self.failed(source, asked, error.to_string()),
+        }
         self.listing(source, config, path)
     }
 
-    /// Logs a failure that is new, and the end of one.
-    fn report(&mut self, source: &KubernetesConfig, failure: Option<String>) {
-        if self.failure == failure {
-            return;
+    /// Logs a failure that is new.
+    fn failed(&mut self, source: &KubernetesConfig, asked: Asked, reason: String) {
+        if self.failures.get(&asked) != Some(&reason) {
+            let pods = source.pods.to_string();
+            tracing::warn!(pods, ?asked, reason, "Kubernetes API failed; keeping known pods");
+            self.failures.insert(asked, reason);
         }
-        let pods = source.pods.to_string();
-        match &failure {
-            Some(reason) => {
-                tracing::warn!(pods, reason, "Kubernetes API failed; keeping known pods");
-            }
-            None => tracing::info!(pods, "Kubernetes API answers"),
+    }
+
+    /// Logs the end of the last failure.
+    fn answered(&mut self, source: &KubernetesConfig, asked: Asked) {
+        let before = self.failures.len();
+        self.failures.retain(|failed, _| ![asked, Asked::Connection].contains(failed));
+        if before > 0 && self.failures.is_empty() {
+            tracing::info!(pods = source.pods.to_string(), "Kubernetes API answers");
         }
-        self.failure = failure;
     }
 
     fn listing(
@@ -169,8 +184,8 @@ impl Cluster {
         self.selector = selector;
     }
 
-    /// Waits for a change of the pool or its pods.
-    async fn changed(&mut self) -> Result<(), WatchError> {
+    /// Waits for a change of the pool or its pods, and says of which.
+    async fn changed(&mut self) -> Result<Asked, (Asked, WatchError)> {
         let pool = async {
             match &mut self.pool {
                 Some(pool) => pool.changed().await,
@@ -186,11 +201,14 @@ impl Cluster {
         tokio::select! {
             biased;
             changed = pool => {
-                changed?;
+                changed.map_err(|error| (Asked::Pool, error))?;
                 self.follow_pool();
-                Ok(())
+                Ok(Asked::Pool)
             }
-            changed = pods => changed,
+            changed = pods => match changed {
+                Ok(()) => Ok(Asked::Pods),
+                Err(error) => Err((Asked::Pods, error)),
+            },
         }
     }
 
@@ -229,7 +247,7 @@ impl Cluster {
 
 /// A client, and the namespace of the pods.
 async fn client(source: &KubernetesConfig) -> Result<(Client, String), String> {
-    let mut config = match &source.kubeconfig {
+    let config = match &source.kubeconfig {
         None => ClientConfig::incluster().map_err(|error| {
             let reason = with_causes(&error);
             format!("no service account: {reason}; run in a cluster with `automountServiceAccountToken`, or set `kubeconfig`")
@@ -244,11 +262,18 @@ async fn client(source: &KubernetesConfig) -> Result<(Client, String), String> {
             config.map_err(|error| refused(&error))?
         }
     };
+    let namespace = source.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let client = connected(config).map_err(|error| with_causes(&error))?;
+    Ok((client, namespace))
+}
+
+/// A client that gives up on a server that accepts connections and says nothing.
+fn connected(mut config: ClientConfig) -> kube::Result<Client> {
     // The watch has its own backoff; a second one below it would hide the failures from the log.
     config.default_retry = false;
-    let namespace = source.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
-    Ok((client, namespace))
+    config.read_timeout = Some(LONGEST_SILENCE);
+    config.reset_reader_on_write = true;
+    Client::try_from(config)
 }
 
 /// An error with the errors that caused it.

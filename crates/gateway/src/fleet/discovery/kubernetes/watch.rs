@@ -25,6 +25,9 @@ use super::with_causes;
 /// noticed a few seconds later.
 const WATCH_SECONDS: u32 = 60;
 
+/// A server that says nothing for so long does not work: it ends a watch without changes earlier.
+pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
+
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
 type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
@@ -160,5 +163,28 @@ where
 
     fn restart(&mut self) {
         self.events = watcher(self.api.clone(), self.config.clone()).boxed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connected;
+    use super::super::objects::{Pod, pods_api};
+    use super::*;
+    use std::net::TcpListener;
+
+    /// As one whose storage does not answer: the system accepts the connection.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_accepts_and_says_nothing_is_a_failure() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
+        let client = connected(kube::Config::new(url)).unwrap();
+        let mut pods = ObjectWatch::<Pod>::labelled(pods_api(&client, "models"), "app=vllm");
+        for _ in 0..2 {
+            let waited = tokio::time::timeout(LONGEST_SILENCE * 2, pods.changed()).await;
+            let error = waited.expect("it gives up").expect_err("there are no pods");
+            assert!(error.to_string().contains("timed out"), "{error}");
+        }
+        assert!(pods.objects().is_none(), "nothing is known");
     }
 }
