@@ -7,3 +7,5 @@ mod grpc;
 pub mod metrics_page;
 pub(crate) mod router;
 pub mod server;
+
+pub use front::Front;
