@@ -1,6 +1,9 @@
-//! Checks of addresses on the command line.
+//! Addresses on the command line: checks of them, and what to do where one cannot be bound.
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use wornpath_config::authority;
 
 /// Refuses an invalid engine address, by the rules of the configuration. Addresses appear in logs,
@@ -23,6 +26,25 @@ pub(crate) fn refuse_version(option: &str, url: &str) -> anyhow::Result<()> {
         bail!("{option} is `{url}`; give it without /v1, which requests add: {without}");
     }
     Ok(())
+}
+
+/// Why nothing can listen at `address` for `what`, and what to do about it. `setting` is the option
+/// or the key that chooses another address.
+pub(crate) fn unbound(
+    address: SocketAddr,
+    what: impl Display,
+    cause: &io::Error,
+    setting: &str,
+) -> anyhow::Error {
+    let cure = match cause.kind() {
+        ErrorKind::AddrInUse => {
+            "another process has that port; end it, or choose another port with"
+        }
+        ErrorKind::AddrNotAvailable => "no interface has that address; choose another with",
+        ErrorKind::PermissionDenied => "ports below 1024 need a privilege; choose another with",
+        _ => "choose another with",
+    };
+    anyhow!("cannot listen at {address} for {what}: {cause}; {cure} {setting}")
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 mod verify;
 
 use crate::broken_pipe::BrokenPipe;
+use crate::failures::FailureTally;
 use crate::http::{Endpoint, HttpClient, HttpError, TlsArguments, is_tls_rejection};
-use crate::progress::{STEPS, bar};
+use crate::progress::LineProgress;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -142,7 +143,8 @@ async fn run_command(
             print_summary(&batch, out)?;
             if *is_watched {
                 let id = batch["id"].as_str().unwrap_or_default();
-                return watch(gateway, id, out).await;
+                let shown = batch["status"].as_str().unwrap_or_default();
+                return watch(gateway, id, shown, out).await;
             }
         }
         GatewayCommand::List => {
@@ -159,7 +161,7 @@ async fn run_command(
                 after = format!("&after={last}");
             }
         }
-        GatewayCommand::Watch { id } => return watch(gateway, checked_id(id)?, out).await,
+        GatewayCommand::Watch { id } => return watch(gateway, checked_id(id)?, "", out).await,
         GatewayCommand::Results { id } => {
             let id = checked_id(id)?;
             gateway.download(&format!("/v1/batches/{id}/results"), out).await?;
@@ -247,27 +249,58 @@ async fn poll(gateway: &HttpClient, id: &str) -> anyhow::Result<Value> {
     }
 }
 
-/// Polls a batch until it has ended.
-async fn watch(gateway: &HttpClient, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+/// Polls a batch until it has ended, and shows its progress. `shown` is the status that its user
+/// knows already.
+async fn watch(
+    gateway: &HttpClient,
+    id: &str,
+    shown: &str,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
     let out = &mut BrokenPipe(out);
-    let lines = bar(0, STEPS);
+    let mut lines = LineProgress::start();
+    let mut last_status = shown.to_owned();
     loop {
         let batch = poll(gateway, id).await?;
         let status = batch["status"].as_str().context("the gateway reports no status")?;
         if is_ended(&batch) {
-            lines.finish_and_clear();
+            lines.erase();
             print_summary(&batch, out)?;
             print_errors(&batch, out)?;
+            print_failures(gateway, &batch, out).await?;
             ensure!(status != "failed", "the batch failed: nothing was computed");
             let is_answered = status == "completed" && batch["request_counts"]["failed"] == 0;
             return Ok(if is_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        if status != last_status {
+            lines.print(&status.replace('_', " "));
+            status.clone_into(&mut last_status);
+        }
         let count = |name: &str| batch["request_counts"][name].as_u64().unwrap_or(0);
-        lines.set_length(count("total"));
-        lines.set_position(count("completed") + count("failed"));
-        lines.set_message(format!("  {}", status.replace('_', " ")));
+        let failed = match count("failed") {
+            0 => String::new(),
+            failed => format!("  failed {failed}"),
+        };
+        lines.show(count("completed") + count("failed"), count("total"), failed);
         tokio::time::sleep(POLL_INTERVAL).await;
     }
+}
+
+/// Prints why lines of a batch failed, the first of each kind.
+async fn print_failures(
+    gateway: &HttpClient,
+    batch: &Value,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let Some(file) = batch["error_file_id"].as_str() else { return Ok(()) };
+    let mut tally = FailureTally::default();
+    gateway.download(&format!("/v1/files/{file}/content"), &mut tally).await?;
+    tally.report(out)?;
+    if !tally.is_empty() {
+        let id = batch["id"].as_str().unwrap_or_default();
+        writeln!(out, "failed lines: wornpath batch errors {id}")?;
+    }
+    Ok(())
 }
 
 /// Prints why a batch failed as a whole.
@@ -283,16 +316,16 @@ fn print_errors(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
 }
 
 fn print_summary(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
-    let text = |field: &str| batch[field].as_str().unwrap_or_default().to_owned();
+    let text = |field: &str| batch[field].as_str().unwrap_or_default();
+    let id = text("id");
+    let status = text("status");
     let counts = &batch["request_counts"];
-    writeln!(
-        out,
-        "{}  {}: {} of {} answered, {} failed",
-        text("id"),
-        text("status"),
-        counts["completed"],
-        counts["total"],
-        counts["failed"]
-    )?;
-    Ok(())
+    // Until the lines are validated, there is nothing to count.
+    if counts["total"] == 0 {
+        return Ok(writeln!(out, "{id}  {status}")?);
+    }
+    let completed = &counts["completed"];
+    let total = &counts["total"];
+    let failed = &counts["failed"];
+    Ok(writeln!(out, "{id}  {status}: {completed} of {total} answered, {failed} failed")?)
 }

@@ -5,11 +5,11 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use wornpath_config::{BUILTIN_PROFILES, Config, builtin_profile, is_configuration};
-use wornpath_routing::{Problems, Profile, ProfileEnv};
+use wornpath_routing::{Problems, Profile, ProfileEnv, nearest};
 
 /// Exit status for an invalid configuration: `EX_CONFIG` of `sysexits.h`.
 pub(crate) const BAD_CONFIGURATION: u8 = 78;
@@ -228,14 +228,22 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
         Ok(text) => return Ok(text),
         Err(error) => error,
     };
+    let names = BUILTIN_PROFILES.iter().map(|(name, _)| *name);
     let Some(name) = path.to_str().filter(|name| !name.contains(['/', '.'])) else {
-        return Err(error).with_context(|| format!("cannot read {}", path.display()));
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let near = nearest(stem, names).filter(|_| error.kind() == ErrorKind::NotFound);
+        let near = near.map(|near| format!("; did you mean the built-in profile `{near}`?"));
+        let near = near.unwrap_or_default();
+        return Err(error).with_context(|| format!("cannot read {}{near}", path.display()));
     };
     builtin_profile(name).map(str::to_owned).ok_or(error).with_context(|| {
-        let names: Vec<_> = BUILTIN_PROFILES.iter().map(|(name, _)| *name).collect();
-        format!(
-            "`{name}` is neither a file nor a built-in profile; available: {}",
-            names.join(", ")
-        )
+        format!("`{name}` is neither a file nor a built-in profile; {}", choice(name, names))
     })
+}
+
+/// What an unknown name of a profile may mean, and all names that there are.
+pub(crate) fn choice<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    let near = nearest(name, known.clone());
+    let near = near.map_or_else(String::new, |near| format!("did you mean `{near}`? "));
+    format!("{near}available: {}", known.collect::<Vec<_>>().join(", "))
 }

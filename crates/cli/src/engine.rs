@@ -1,5 +1,6 @@
 //! `wornpath engine`: simulated engines that serve on real ports.
 
+use crate::address::unbound;
 use crate::numbers;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -8,7 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use wornpath_sim::serve::{Addresses, Control, EngineOptions, Faults, ServedEngine};
+use wornpath_sim::serve::{
+    Addresses, Control, EngineOptions, EnginePort, EngineServeError, Faults, ServedEngine,
+};
 use wornpath_sim::{EngineProfile, EngineSettings, TokenReports};
 
 /// Shown by `--help` after the options.
@@ -134,11 +137,12 @@ pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::
         let mut engines = Vec::new();
         for number in 0..arguments.engines {
             let addresses = addresses(arguments, number)?;
-            engines.push(ServedEngine::start(options.clone(), addresses).await?);
+            let engine = ServedEngine::start(options.clone(), addresses).await;
+            engines.push(engine.map_err(explained)?);
         }
         let engines: Arc<[ServedEngine]> = engines.into();
         let control = SocketAddr::new(arguments.host, arguments.control_port);
-        let control = Control::start(control, Arc::clone(&engines)).await?;
+        let control = Control::start(control, Arc::clone(&engines)).await.map_err(explained)?;
         for (number, engine) in engines.iter().enumerate() {
             let Addresses { http, events, replay } = engine.addresses();
             writeln!(
@@ -151,6 +155,18 @@ pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::
         // The engines run in their own tasks; a signal ends the process.
         std::future::pending().await
     })
+}
+
+/// The error, with its cure if a port cannot be bound.
+fn explained(error: EngineServeError) -> anyhow::Error {
+    let EngineServeError::Bind { port, address, cause } = error else { return error.into() };
+    let option = match port {
+        EnginePort::Http => "--port",
+        EnginePort::Events => "--events-port",
+        EnginePort::Replay => "--replay-port",
+        EnginePort::Control => "--control-port",
+    };
+    unbound(address, port, &cause, &format!("{option} (0 for any free one)"))
 }
 
 fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {

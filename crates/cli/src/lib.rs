@@ -7,16 +7,19 @@ mod address;
 mod batch;
 mod broken_pipe;
 mod check;
+mod command_error;
 mod completions;
 mod demo;
 mod engine;
 mod events;
 mod explain;
+mod failures;
 mod fleet;
 mod http;
 mod input;
 mod man;
 mod numbers;
+mod output_files;
 mod plan;
 mod progress;
 mod relay;
@@ -25,9 +28,11 @@ mod run;
 mod serve;
 mod top;
 mod trace;
+mod trace_file;
 
 use broken_pipe::{BrokenPipe, ignore_broken_pipe};
 use clap::{CommandFactory, Parser, Subcommand};
+use command_error::print_error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use wornpath_routing::Registry;
@@ -87,13 +92,6 @@ pub fn main_with(plugins: Registry) -> ExitCode {
         let _ = print_error(&error, &mut io::stderr().lock());
         ExitCode::FAILURE
     })
-}
-
-/// Prints an error and its causes, a line each, and no backtrace: it would not help users, even if
-/// they set `RUST_BACKTRACE` for their own programs.
-fn print_error(error: &anyhow::Error, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "Error: {error}")?;
-    error.chain().skip(1).try_for_each(|cause| writeln!(out, "  because: {cause}"))
 }
 
 fn run() -> anyhow::Result<ExitCode> {

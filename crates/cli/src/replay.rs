@@ -4,9 +4,10 @@ mod progress;
 
 use crate::check::{BAD_CONFIGURATION, check, read};
 use crate::engine::profile as engine_profile;
-use crate::input;
 use crate::numbers;
-use anyhow::{Context, ensure};
+use crate::output_files;
+use crate::trace_file;
+use anyhow::ensure;
 use clap::Args;
 use progress::ReplayProgress;
 use serde_json::json;
@@ -56,9 +57,10 @@ pub(crate) struct ReplayArguments {
     /// Number of copies of every session, each with its own blocks and start
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     copies: u32,
-    /// Tokens per block of the trace
-    #[arg(long, default_value = "512", value_parser = numbers::block_size)]
-    block_size: NonZeroUsize,
+    /// Tokens per block of the trace; default: inferred from input_length and hash_ids, or 512 for
+    /// texts
+    #[arg(long, value_parser = numbers::block_size)]
+    block_size: Option<NonZeroUsize>,
     /// Tokens that each engine's KV cache holds; default: as in its profile
     #[arg(long, value_parser = numbers::tokens)]
     kv_tokens: Option<usize>,
@@ -73,7 +75,13 @@ pub(crate) struct ReplayArguments {
 /// Limit of requests in a replay: it takes some minutes, and gigabytes.
 const MAX_TURNS: usize = 20_000_000;
 
-fn copies(trace: &Trace, copies: u32) -> anyhow::Result<usize> {
+pub(crate) fn check_speed(speed: f64) -> anyhow::Result<()> {
+    ensure!((0.001..=1e6).contains(&speed), "--speed is {speed}; it must be from 0.001 to 1000000");
+    Ok(())
+}
+
+/// The number of copies of each session, if the trace has sessions and the copies are not too many.
+pub(crate) fn copies(trace: &Trace, copies: u32) -> anyhow::Result<usize> {
     let turns = trace.turns.len();
     let times = copies as usize;
     ensure!(
@@ -89,8 +97,10 @@ fn copies(trace: &Trace, copies: u32) -> anyhow::Result<usize> {
 
 pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let speed = arguments.speed;
-    ensure!((0.001..=1e6).contains(&speed), "--speed is {speed}; it must be from 0.001 to 1000000");
-    check_outputs(arguments)?;
+    check_speed(speed)?;
+    let inputs: Vec<_> = [&arguments.trace].into_iter().chain(&arguments.profiles).collect();
+    let outputs = [("--json", arguments.json.as_ref()), ("--html", arguments.html.as_ref())];
+    output_files::check(&inputs, &outputs)?;
     // All profiles are checked before a run of minutes. Simulated engines serve whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);
     let env = ProfileEnv { roles, ..ProfileEnv::default() };
@@ -105,25 +115,22 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         return Ok(code);
     }
     let engine = engine_profile(&arguments.engine)?;
-    let file = arguments.trace.display().to_string();
-    input::refuse_gzip(&arguments.trace)?;
-    let text =
-        std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
-    let trace = Trace::read(&file, &text, arguments.block_size)?;
+    let trace = trace_file::read(&arguments.trace, arguments.block_size)?;
     let copies = copies(&trace, arguments.copies)?;
     let (requests, cacheable) = {
         let copied = trace.clone().cloned(copies, 1);
         let cacheable = copied.ideal_hit_tokens() as f64 / copied.prompt_tokens() as f64;
         (copied.turns.len(), cacheable)
     };
-    let title = format!(
-        "{}: {requests} requests, ideal hit rate {cacheable:.3}; on {} engines {}, speed {speed}, {} run(s)",
-        arguments.trace.display(),
+    let file = arguments.trace.display().to_string();
+    let facts = format!(
+        "{requests} requests in blocks of {} tokens, ideal hit rate {cacheable:.3}; on {} engines {}, speed {speed}, {} run(s)",
+        trace.block_size,
         arguments.pods,
         engine.name(),
         arguments.seeds
     );
-    writeln!(out, "{title}")?;
+    writeln!(out, "{file}: {facts}")?;
     writeln!(
         out,
         "{:<24} {:>27}  {:>20}  {:>8} {:>9} {:>8}",
@@ -144,10 +151,10 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
                 events_delay: arguments.events_delay,
                 ..ReplayFleet::new(engine.clone(), usize::from(arguments.pods), seed)
             };
-            let file = path.display().to_string();
+            let source = path.display().to_string();
             let title = format!("{name}, run {seed} of {}", arguments.seeds);
             let bar = progress.begin(title, traffic.turns.len());
-            let profile = ProfileText { name: &file, yaml: &yaml };
+            let profile = ProfileText { name: &source, yaml: &yaml };
             let mut watch = |ended: usize| bar.set_position(ended as u64);
             let records = replay_with_progress(&traffic, profile, &fleet, &mut watch)?;
             runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
@@ -159,42 +166,15 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         report.push(json!({"profile": name, "runs": runs}));
     }
     if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(&json!({"profiles": report}))?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        output_files::write(path, &format!("{:#}", json!({"profiles": report})))?;
     }
     if let Some(path) = &arguments.html {
-        let runs =
-            first_runs.iter().map(|(name, trace, records)| ReplayRun { name, trace, records });
-        let page = html_report(&title, &runs.collect::<Vec<_>>());
-        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        let runs = first_runs.iter();
+        let runs = runs.map(|(name, trace, records)| ReplayRun { name, trace, records });
+        let page = html_report(&format!("{file}: {facts}"), &runs.collect::<Vec<_>>());
+        output_files::write(path, &page)?;
     }
     Ok(code)
-}
-
-/// Refuses outputs that would overwrite an input or each other.
-fn check_outputs(arguments: &ReplayArguments) -> anyhow::Result<()> {
-    let absolute = |path: &PathBuf| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
-    let inputs = [&arguments.trace].into_iter().chain(&arguments.profiles);
-    let inputs: Vec<_> = inputs.map(absolute).collect();
-    let outputs = [("--json", &arguments.json), ("--html", &arguments.html)];
-    for (option, path) in
-        outputs.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)))
-    {
-        let is_input = path.exists() && inputs.contains(&absolute(path));
-        ensure!(
-            !is_input,
-            "{option} {} would overwrite an input; name another file",
-            path.display()
-        );
-    }
-    if let (Some(json), Some(html)) = (&arguments.json, &arguments.html) {
-        let name = html.display();
-        ensure!(
-            absolute(json) != absolute(html),
-            "--json and --html are both {name}; give each a file of its own"
-        );
-    }
-    Ok(())
 }
 
 /// The name of a profile: its file name without extension, or its whole path if that is not unique.

@@ -1,6 +1,7 @@
 //! `wornpath run`: plans a file of prompts and sends it to engines; every line gets one result.
 
 mod arguments;
+mod failed_lines;
 mod output;
 mod prepare;
 mod progress;
@@ -11,6 +12,7 @@ use output::{paths, put_in_order};
 use prepare::{PreparedRun, RunStart, prepare};
 use progress::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +47,8 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
             if failed == 0 {
                 return Ok(ExitCode::SUCCESS);
             }
-            writeln!(out, "failed lines: {}", paths(arguments).errors.display())?;
+            let errors = paths(arguments).errors;
+            report_failures(&errors, out)?;
             return Ok(ExitCode::from(SOME_FAILED));
         }
     };
@@ -98,7 +101,7 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
         writeln!(out, "{duplicates} duplicate lines were not computed again")?;
     }
     if counts.failed > 0 {
-        writeln!(out, "failed lines: {}", paths.errors.display())?;
+        report_failures(&paths.errors, out)?;
     }
     Ok(match early {
         None if counts.failed > 0 => ExitCode::from(SOME_FAILED),
@@ -115,6 +118,12 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
     })
 }
 
+/// Writes why lines failed, the first of each kind, and where all of them are.
+fn report_failures(errors: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+    failed_lines::count(errors)?.report(out)?;
+    Ok(writeln!(out, "failed lines: {}", errors.display())?)
+}
+
 /// A run that has ended.
 struct Finished {
     results: Results,
@@ -128,11 +137,12 @@ async fn drive(prepared: PreparedRun, arguments: &RunArguments) -> anyhow::Resul
     let started = Instant::now();
     let (control, controls) = watch::channel(RunControl::GoOn);
     let (progress, seen) = watch::channel(RunProgress::default());
-    let PreparedRun { scheduler, work, pods, results, .. } = prepared;
+    let PreparedRun { scheduler, work, pods, results, paths, .. } = prepared;
     let channels = RunChannels { control: controls, progress };
     let mut running =
         tokio::spawn(wornpath_jobs::run(scheduler, work, Arc::new(pods), results, channels));
-    let display = tokio::spawn(Display::start(seen.clone(), arguments.pods.clone()).show());
+    let display = Display::start(seen.clone(), arguments.pods.clone(), paths.errors);
+    let display = tokio::spawn(display.show());
     let early = tokio::select! {
         finished = &mut running => {
             end(display).await;

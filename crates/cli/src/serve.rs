@@ -24,6 +24,7 @@ use crate::address;
 use crate::check::BAD_CONFIGURATION;
 
 mod arguments;
+mod listening;
 mod logging;
 mod policy;
 mod tenants;
@@ -40,21 +41,22 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     raise_file_limit();
     let path = arguments.config.clone();
     let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
-    let refused = |error: &dyn std::fmt::Display| {
-        tracing::error!("{error:#}");
+    let last_error = logging.last_error();
+    let refused = |error: anyhow::Error| {
+        last_error.report(&error);
         Ok(ExitCode::from(BAD_CONFIGURATION))
     };
     let config = match path.as_deref().map_or_else(|| Ok(Config::bare()), Config::read) {
         Ok(config) => config,
-        Err(problems) => return refused(&problems),
+        Err(problems) => return refused(problems.into()),
     };
     let settings = match config.settings(&mut tokenizers) {
         Ok(from_file) => settings(arguments, from_file),
-        Err(error) => return refused(&error),
+        Err(error) => return refused(error.into()),
     };
     let settings = match settings {
         Ok(settings) => settings,
-        Err(error) => return refused(&error),
+        Err(error) => return refused(error),
     };
     logging.set_format(settings.log_format);
     warn_about_secrets(arguments, &config);
@@ -93,8 +95,11 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     written?;
     match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) if is_of_configuration(&error) => refused(&error),
-        Err(error) => Err(error.into()),
+        Err(error) if is_of_configuration(&error) => refused(error.into()),
+        Err(error) => {
+            last_error.report(&listening::explained(error));
+            Ok(ExitCode::FAILURE)
+        }
     }
 }
 

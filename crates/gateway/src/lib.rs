@@ -39,6 +39,7 @@ pub mod watchdog;
 pub use dialect::Api;
 pub use fleet::registry::{ApplyError, PodRegistry};
 pub use fleet::snapshot::{FleetSnapshot, PodEntry};
+pub use http::Front;
 pub use http::server::{RunningServer, ServeError, serve};
 pub use observe::request_trace::{CallTrace, RequestTrace, TraceContext};
 pub use observe::summary::{

@@ -99,7 +99,7 @@ pub use stage::{
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
 pub use wornpath_yaml::{
-    Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value,
+    Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value, nearest,
 };
 
 /// The queue of requests that wait for a pod.

@@ -6,6 +6,7 @@
 use crate::cost::StepCost;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use wornpath_routing::nearest;
 
 const BUILT_IN: [(&str, &str); 5] = [
     ("8b-h200", include_str!("../engines/8b-h200.json")),
@@ -68,13 +69,19 @@ pub enum EngineProfileError {
         problems: Vec<String>,
     },
     /// No such built-in profile.
-    #[error("unknown engine profile `{name}`; available: {}", known.join(", "))]
+    #[error("unknown engine profile `{name}`; {}available: {}", suggestion(name, known), known.join(", "))]
     Unknown {
         /// The unknown name.
         name: String,
         /// The names of the built-in profiles.
         known: Vec<&'static str>,
     },
+}
+
+/// The known name that was probably meant, as a question.
+fn suggestion(name: &str, known: &[&'static str]) -> String {
+    nearest(name, known.iter().copied())
+        .map_or_else(String::new, |near| format!("did you mean `{near}`? "))
 }
 
 impl EngineProfile {

@@ -10,6 +10,8 @@
 //! and does not see contexts grow while they decode.
 
 mod background;
+mod block_sizes;
+mod inferred_block_size;
 mod report;
 mod router;
 mod run;
@@ -17,6 +19,8 @@ mod summary;
 mod trace;
 
 pub use background::{BackgroundLoad, BackgroundResult};
+pub use block_sizes::BlockSizes;
+pub use inferred_block_size::InferredBlockSize;
 pub use report::{ReplayRun, html_report};
 pub use router::ProfileText;
 pub use run::{ReplayFleet, RequestRecord, replay, replay_with_background, replay_with_progress};

@@ -26,7 +26,7 @@ mod transfer;
 
 pub use control::Control;
 pub use faults::{CachedTokens, FaultError, Faults, KvLoadFailure};
-pub use options::{Addresses, EngineOptions, EngineServeError};
+pub use options::{Addresses, EngineOptions, EnginePort, EngineServeError};
 pub use text::TextError;
 
 use crate::engine::{EngineSettings, SimEngine, TokenReports};
@@ -84,7 +84,7 @@ impl ServedEngine {
         let faults = Arc::new(Mutex::new(options.faults.clone()));
         let bound = bind(addresses).await?;
         let http = bound.http.local_addr();
-        let http = http.map_err(|cause| bind_error("HTTP", addresses.http, cause))?;
+        let http = http.map_err(|cause| bind_error(EnginePort::Http, addresses.http, cause))?;
         let addresses =
             Addresses { http, events: bound.publisher.address(), replay: bound.replay.address() };
         let tasks = AsyncMutex::new(JoinSet::new());
@@ -191,18 +191,20 @@ async fn until(mut crashed: watch::Receiver<bool>, task: impl Future<Output = ()
 async fn bind(addresses: Addresses) -> Result<BoundSockets, EngineServeError> {
     let Addresses { http, events, replay } = addresses;
     Ok(BoundSockets {
-        http: TcpListener::bind(http).await.map_err(|cause| bind_error("HTTP", http, cause))?,
+        http: TcpListener::bind(http)
+            .await
+            .map_err(|cause| bind_error(EnginePort::Http, http, cause))?,
         publisher: ZmtpPublisher::bind(events)
             .await
-            .map_err(|cause| bind_error("cache events", events, cause))?,
+            .map_err(|cause| bind_error(EnginePort::Events, events, cause))?,
         replay: ZmtpListener::bind(replay, SocketKind::Router)
             .await
-            .map_err(|cause| bind_error("replay of cache events", replay, cause))?,
+            .map_err(|cause| bind_error(EnginePort::Replay, replay, cause))?,
     })
 }
 
-fn bind_error(what: &'static str, address: SocketAddr, cause: std::io::Error) -> EngineServeError {
-    EngineServeError::Bind { what, address, cause }
+fn bind_error(port: EnginePort, address: SocketAddr, cause: std::io::Error) -> EngineServeError {
+    EngineServeError::Bind { port, address, cause }
 }
 
 /// Serves HTTP until the task is aborted, together with its connections.

@@ -3,7 +3,7 @@
 use super::arguments::PlanArguments;
 use crate::fleet::tokenizer;
 use crate::input;
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
@@ -63,7 +63,6 @@ struct PromptReader<'a> {
 impl Prompts {
     pub(super) fn read(arguments: &PlanArguments) -> anyhow::Result<Self> {
         let path = &arguments.prompts;
-        let cannot_read = || format!("cannot read {}", path.display());
         let tokenizer = match &arguments.tokenizer {
             Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
             None => None,
@@ -81,17 +80,14 @@ impl Prompts {
             blocks: 0,
             linted_bytes: 0,
         };
-        input::refuse_gzip(path)?;
-        let mut file =
-            BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot_read)?);
+        let mut file = input::open_lines(path)?;
         let mut line = String::new();
         let mut offset = 0;
         let mut step = 1;
         let mut invalid = 0;
         let mut listed = Vec::new();
         for number in 1_u32.. {
-            line.clear();
-            let mut bytes = file.read_line(&mut line).with_context(cannot_read)? as u64;
+            let mut bytes = input::read_line(&mut file, path, number as usize, &mut line)? as u64;
             if bytes == 0 {
                 break;
             }

@@ -156,7 +156,8 @@ fn read_input(arguments: &RunArguments) -> anyhow::Result<Input> {
         cure: "write the output elsewhere",
         memory: arguments.planning_memory,
     };
-    match Input::read_long(file, &rules, &hasher, ExternalSort::to(scratch)) {
+    let chains = ExternalSort::to(scratch);
+    match Input::read_bounded(file, &rules, &hasher, chains, input::MAX_LINE_BYTES) {
         Ok(lines) => Ok(lines),
         Err(InputError::Lines { count, first }) => {
             let mut text = format!("{name}: {count} invalid lines");

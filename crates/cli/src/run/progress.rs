@@ -1,8 +1,9 @@
-//! Progress of a run: a bar on a terminal. Elsewhere only problems are printed, once.
+//! Progress of a run. Problems are printed above it, each once, and the first failure of each kind
+//! when it occurs: a run of hours need not end for its user to learn that it is in vain.
 
-use crate::progress::{STEPS, bar};
-use indicatif::ProgressBar;
-use std::io::{Write, stderr};
+use super::failed_lines::NewFailures;
+use crate::progress::LineProgress;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
 use wornpath_jobs::RunProgress;
@@ -13,38 +14,46 @@ pub(super) struct Display {
     seen: watch::Receiver<RunProgress>,
     /// Addresses of the engines.
     pods: Vec<String>,
-    bar: ProgressBar,
+    failures: NewFailures,
+    lines: LineProgress,
 }
 
 impl Display {
-    pub(super) fn start(seen: watch::Receiver<RunProgress>, pods: Vec<String>) -> Self {
-        Self { seen, pods, bar: bar(0, STEPS) }
+    /// Shows a run whose failed lines are written to `errors`.
+    pub(super) fn start(
+        seen: watch::Receiver<RunProgress>,
+        pods: Vec<String>,
+        errors: PathBuf,
+    ) -> Self {
+        let failures = NewFailures::of(errors);
+        Self { seen, pods, failures, lines: LineProgress::start() }
     }
 
     /// Shows until it is dropped.
     pub(super) async fn show(mut self) {
         let mut is_unreachable_printed = false;
         let mut is_blocked_printed = false;
-        let mut is_started = false;
+        let mut failed = 0;
         let mut redraw = tokio::time::interval(PERIOD);
         loop {
             let progress = self.seen.borrow_and_update().clone();
             if progress.gone > 0 && !is_unreachable_printed {
                 is_unreachable_printed = true;
-                self.print(&self.unreachable(&progress));
+                self.lines.print(&self.unreachable(&progress));
             }
             if let Some(reason) = &progress.blocked
                 && !is_blocked_printed
             {
                 is_blocked_printed = true;
-                self.print(&format!("waiting: {reason}"));
+                self.lines.print(&format!("waiting: {reason}"));
+            }
+            if progress.counts.failed > failed {
+                failed = progress.counts.failed;
+                for failure in self.failures.read() {
+                    self.lines.print(&failure);
+                }
             }
             self.draw(&progress);
-            if progress.counts.total > 0 && !is_started {
-                // The rate counts only the results of this run.
-                is_started = true;
-                self.bar.reset_eta();
-            }
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return },
                 _ = redraw.tick() => {}
@@ -52,21 +61,10 @@ impl Display {
         }
     }
 
-    fn draw(&self, progress: &RunProgress) {
+    fn draw(&mut self, progress: &RunProgress) {
         let counts = progress.counts;
-        if counts.total > 0 {
-            self.bar.set_length(counts.total.into());
-            self.bar.set_position((counts.total - counts.pending()).into());
-            self.bar.set_message(details(progress));
-        }
-    }
-
-    /// Prints a line above the bar.
-    fn print(&self, line: &str) {
-        self.bar.suspend(|| {
-            // A closed terminal does not stop the run.
-            let _ = writeln!(stderr(), "{line}");
-        });
+        let done = counts.total - counts.pending();
+        self.lines.show(done.into(), counts.total.into(), details(progress));
     }
 
     fn unreachable(&self, progress: &RunProgress) -> String {
@@ -79,10 +77,9 @@ impl Display {
 impl Drop for Display {
     fn drop(&mut self) {
         // The last state stays on the screen, above the summary.
-        self.draw(&self.seen.borrow());
-        if self.bar.length() > Some(0) {
-            self.bar.abandon();
-        }
+        let last = self.seen.borrow().clone();
+        self.draw(&last);
+        self.lines.abandon();
     }
 }
 

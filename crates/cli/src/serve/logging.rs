@@ -19,6 +19,8 @@ use tracing_subscriber::{Registry, reload, util::SubscriberInitExt};
 use wornpath_admin::Logging;
 use wornpath_config::LogFormat;
 
+use crate::command_error::print_error;
+
 /// Handle to change the level and the format.
 pub(crate) struct Log {
     level: reload::Handle<LevelFilter, Registry>,
@@ -43,9 +45,31 @@ impl Log {
         Self { level, is_json }
     }
 
+    /// How an error that ends the command is reported, in the format that is set by then.
+    pub(crate) fn last_error(&self) -> LastError {
+        LastError { is_json: Arc::clone(&self.is_json) }
+    }
+
     /// Sets the format of all lines from now on.
     pub(crate) fn set_format(&self, format: LogFormat) {
         self.is_json.store(format == LogFormat::Json, Relaxed);
+    }
+}
+
+/// Reports the error that ends the command: as every command does, or as a line of the log where
+/// programs read it.
+pub(crate) struct LastError {
+    is_json: Arc<AtomicBool>,
+}
+
+impl LastError {
+    pub(crate) fn report(&self, error: &anyhow::Error) {
+        if self.is_json.load(Relaxed) {
+            tracing::error!("{error:#}");
+        } else {
+            // There is nowhere left to report a failure of this.
+            let _ = print_error(error, &mut io::stderr().lock());
+        }
     }
 }
 

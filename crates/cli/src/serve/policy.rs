@@ -14,6 +14,7 @@ use wornpath_config::{
 use wornpath_config::{NamedProfile, Settings};
 
 use super::arguments::ServeArguments;
+use crate::check::choice;
 
 /// Applies the command line to profiles and routes, once pods and models are known.
 pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
@@ -75,10 +76,8 @@ fn outside_file(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfil
         let of_file = settings.profiles.iter().map(|profile| profile.name.as_str());
         let names: BTreeSet<_> =
             of_file.chain(BUILTIN_PROFILES.iter().map(|(name, _)| *name)).collect();
-        let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        format!(
-            "--policy: unknown profile `{policy}`; give the path of a .yaml file, or one of {names}"
-        )
+        let choice = choice(policy, names.iter().copied());
+        format!("--policy: unknown profile `{policy}`; {choice}, or the path of a .yaml file")
     })?;
     Ok(NamedProfile { name, file: format!("built-in profile `{of}`"), text: text.to_owned() })
 }

@@ -47,6 +47,8 @@ const ROWS: &[Row] = &[
         by_file: "http://127.0.0.1:1 serve", by_both: "http://127.0.0.1:1 serve, http://127.0.0.1:2 prefill" },
     Row { flag: "decode", file: "pods: [{url: \"http://127.0.0.1:1\"}]", given: &["--decode", "http://127.0.0.1:2"], read: pods,
         by_file: "http://127.0.0.1:1 serve", by_both: "http://127.0.0.1:1 serve, http://127.0.0.1:2 decode" },
+    Row { flag: "log-format", file: "log_format: json", given: &["--log-format", "text"], read: |settings| format!("{:?}", settings.log_format),
+        by_file: "Json", by_both: "Text" },
     Row { flag: "pod-key-file", file: "pods: [{url: \"http://127.0.0.1:1\", key_file: of-file}]",
         given: &["--pod", "http://127.0.0.1:2", "--pod-key-file", "of-flag"], read: key_files,
         by_file: "of-file", by_both: "of-file, of-flag" },
@@ -269,8 +271,9 @@ fn a_flag_without_effect_is_refused_with_the_cure() {
         (&["--one-destination"], "give --epp ADDRESS:PORT"),
         (
             &["--policy", "round-robbin"],
-            "give the path of a .yaml file, or one of cache-affinity, cache-aware,",
+            "did you mean `round-robin`? available: cache-affinity, cache-aware,",
         ),
+        (&["--policy", "no-profile"], "unknown profile `no-profile`; available: cache-affinity,"),
     ] {
         let error = file.settings("", given).unwrap_err();
         assert!(format!("{error:#}").contains(cure), "{given:?}: {error:#}");

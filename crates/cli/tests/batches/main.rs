@@ -12,6 +12,7 @@ mod deleted_files;
 mod disk;
 mod external_sort;
 mod large_lines;
+mod live_progress;
 mod long_answers;
 mod models;
 mod prefix_match;
@@ -153,6 +154,7 @@ fn a_retry_runs_the_failed_lines_only() {
         text(&submitted.stdout).contains("completed: 2 of 3 answered, 1 failed"),
         "{submitted:?}"
     );
+    assert!(text(&submitted.stdout).contains("\n  1 failed: status 404"), "{submitted:?}");
     let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
     let again = batch(&gateway, &["retry", &id]);
     assert!(again.status.success(), "{}", text(&again.stderr));

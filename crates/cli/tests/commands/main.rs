@@ -9,6 +9,7 @@ mod engine;
 mod events;
 mod lifecycle;
 mod packaging;
+mod ports;
 mod profiles;
 mod replay;
 mod run;

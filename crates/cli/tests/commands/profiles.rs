@@ -116,9 +116,14 @@ fn a_built_in_profile_is_found_by_its_name_and_an_unknown_name_lists_them_all() 
     let said = text(&unknown.stdout);
     assert!(
         said.contains(
-            "`lmetrik` is neither a file nor a built-in profile; available: cache-affinity, "
+            "`lmetrik` is neither a file nor a built-in profile; did you mean `lmetric`? available: cache-affinity, "
         ),
         "{said}"
+    );
+    let as_file = text(&wornpath(&["check", "lmetrik.yaml"], "").stdout).to_owned();
+    assert!(
+        as_file.contains("cannot read lmetrik.yaml; did you mean the built-in profile `lmetric`?"),
+        "{as_file}"
     );
     let elsewhere = text(&wornpath(&["check", "./lmetric"], "").stdout).to_owned();
     assert!(elsewhere.contains("cannot read ./lmetric"), "{elsewhere}");

@@ -128,6 +128,11 @@ fn invalid_lines_profiles_and_options_are_reported() {
     assert!(error.contains("both ./x.out"), "{error}");
     let error = refusal(&good, &[&profile[..], &["--kv-tokens", "0"]].concat());
     assert!(error.contains("give 1 or more"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--block-size", "16"]].concat());
+    assert!(
+        error.contains("--block-size 16 does not fit: its prompts have blocks of 445 to 571 tokens; give --block-size 512"),
+        "{error}"
+    );
     let error = refusal(&good, &[&profile[..], &["--block-size", "18446744073709551615"]].concat());
     assert!(error.contains("from 1 to 65536"), "{error}");
     let packed = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("packed.jsonl");
@@ -136,6 +141,46 @@ fn invalid_lines_profiles_and_options_are_reported() {
     let wrong = file("wrong.yaml", "score: [no_such_plugin]\npick: max_score\n");
     let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
     assert!(error.contains("no_such_plugin"), "{error}");
+}
+
+#[test]
+fn the_block_size_is_inferred_from_the_trace_and_one_that_no_size_fits_is_refused() {
+    let line = |time: u64, tokens: usize, blocks: usize| {
+        let ids: Vec<usize> = (0..blocks).collect();
+        format!(
+            "{{\"timestamp\": {time}, \"input_length\": {tokens}, \"output_length\": 2, \"hash_ids\": {ids:?}}}\n"
+        )
+    };
+    let small = file("small.jsonl", &(line(0, 100, 7) + &line(9, 33, 3)));
+    let output = replay(&[small.to_str().unwrap(), "--profile", "cache-aware.yaml"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("2 requests in blocks of 16 tokens"), "{output:?}");
+    let mixed = file("mixed.jsonl", &(line(0, 100, 7) + &line(9, 3_000, 3)));
+    let output = replay(&[mixed.to_str().unwrap(), "--profile", "cache-aware.yaml"]);
+    let error = text(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("line 2: `input_length` is 3000"),
+        "{error}"
+    );
+    assert!(error.contains("the lines before it have blocks of 13 to 16 tokens"), "{error}");
+}
+
+#[test]
+fn a_huge_line_is_named() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("huge.jsonl");
+    std::fs::write(&path, format!("{{\"prompt\": \"a\"}}\n{}", "x".repeat((64 << 20) + 9)))
+        .unwrap();
+    let huge = path.to_str().unwrap();
+    let out = path.with_extension("out");
+    let run = ["run", huge, "-o", out.to_str().unwrap(), "--pod", "http://127.0.0.1:1"];
+    for arguments in [&["plan", huge][..], &["replay", huge, "--profile", "round-robin"], &run] {
+        let binary = env!("CARGO_BIN_EXE_wornpath");
+        let output = Command::new(binary).args(arguments).output().unwrap();
+        let error = text(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(error.contains("line 2") && error.contains("67108864"), "{arguments:?}: {error}");
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]

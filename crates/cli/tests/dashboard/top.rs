@@ -138,5 +138,5 @@ fn a_router_that_stops_ends_top_with_an_error_on_a_restored_terminal() {
     terminal.wait_for("4 of 4 pods up");
     drop(gateway);
     let shown = terminal.end(1);
-    assert!(shown.contains("Error: "), "{shown}");
+    assert!(shown.contains("error: "), "{shown}");
 }

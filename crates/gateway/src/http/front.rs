@@ -5,7 +5,7 @@ use wornpath_config::tls::ListenerTls;
 
 /// Who connects to a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Front {
+pub enum Front {
     /// Clients, over HTTP.
     Client,
     /// Data planes that ask for endpoints, over gRPC.
@@ -38,6 +38,16 @@ impl Front {
             Self::Client => "client",
             Self::Epp => "epp",
             Self::EppHealth => "epp health",
+        }
+    }
+
+    /// Who connects to it, for error messages.
+    #[must_use]
+    pub const fn callers(self) -> &'static str {
+        match self {
+            Self::Client => "clients",
+            Self::Epp => "the endpoint picker",
+            Self::EppHealth => "health checks",
         }
     }
 

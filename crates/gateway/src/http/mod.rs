@@ -7,3 +7,5 @@ mod front;
 mod grpc;
 pub mod metrics_page;
 pub mod server;
+
+pub use front::Front;

@@ -49,8 +49,10 @@ pub enum ServeError {
     #[error(transparent)]
     Settings(#[from] ApplyError),
     /// An address cannot be bound.
-    #[error("cannot listen at {address}: {cause}")]
+    #[error("cannot listen at {address} for {}: {cause}", front.callers())]
     Listen {
+        /// Who would connect there.
+        front: Front,
         /// The configured address.
         address: SocketAddr,
         /// The error of the operating system.
@@ -135,7 +137,7 @@ pub fn serve(
     let mut listeners = Vec::with_capacity(addresses.len());
     for (front, address) in addresses {
         let listener = accept_runtime.block_on(TcpListener::bind(address));
-        let listener = listener.map_err(|cause| ServeError::Listen { address, cause })?;
+        let listener = listener.map_err(|cause| ServeError::Listen { front, address, cause })?;
         listeners.push((front, listener));
     }
     let running = RunningServer::at(&listeners)?;

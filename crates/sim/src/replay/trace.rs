@@ -11,6 +11,7 @@
 //! the end of the turn before) in place of `timestamp`. Sessions are closed loops: a slow engine
 //! delays later turns, as it does with people and agents.
 
+use super::block_sizes::BlockSizes;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -131,13 +132,13 @@ fn listed(lines: &[BadLine]) -> String {
 }
 
 #[derive(Deserialize)]
-struct TraceLine {
+pub(super) struct TraceLine {
     timestamp: Option<f64>,
     delay: Option<f64>,
     session_id: Option<Value>,
-    input_length: Option<usize>,
+    pub(super) input_length: Option<usize>,
     output_length: usize,
-    hash_ids: Option<Vec<u64>>,
+    pub(super) hash_ids: Option<Vec<u64>>,
     prompt: Option<String>,
     messages: Option<Value>,
 }
@@ -151,8 +152,9 @@ impl TraceLine {
         if tokens == 0 || ids.len() < full || ids.len() > all {
             return Err(format!(
                 "`input_length` is {tokens} and there are {} `hash_ids`; {all} are expected, one per {block_size} tokens; \
-                 does the trace use another block size?",
-                ids.len()
+                 {}",
+                ids.len(),
+                BlockSizes::fitting(tokens, ids.len()).hint()
             ));
         }
         Ok(tokens)

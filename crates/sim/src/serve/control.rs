@@ -3,7 +3,7 @@
 use super::call::CallRefusal;
 use super::faults::Faults;
 use super::response::{Cut, SimBody, error_response, json_response};
-use super::{EngineServeError, ServedEngine, bind_error, listen};
+use super::{EnginePort, EngineServeError, ServedEngine, bind_error, listen};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
@@ -31,9 +31,10 @@ impl Control {
         engines: Arc<[ServedEngine]>,
     ) -> Result<Self, EngineServeError> {
         let bound = TcpListener::bind(address).await;
-        let listener = bound.map_err(|cause| bind_error("control", address, cause))?;
-        let address =
-            listener.local_addr().map_err(|cause| bind_error("control", address, cause))?;
+        let listener = bound.map_err(|cause| bind_error(EnginePort::Control, address, cause))?;
+        let address = listener
+            .local_addr()
+            .map_err(|cause| bind_error(EnginePort::Control, address, cause))?;
         let mut tasks = JoinSet::new();
         tasks.spawn(listen(listener, move |request| respond(Arc::clone(&engines), request)));
         Ok(Self { address, _tasks: tasks })

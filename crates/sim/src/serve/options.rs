@@ -5,6 +5,7 @@ use super::text::TextError;
 use crate::engine::{EngineSettings, TokenReports};
 use crate::profile::EngineProfile;
 use crate::vllm_hash::{DEFAULT_SEED, VllmAlgorithm};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -67,16 +68,38 @@ pub struct Addresses {
     pub replay: SocketAddr,
 }
 
+/// What a port of simulated engines is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EnginePort {
+    /// Inference requests and metrics.
+    Http,
+    /// Cache events.
+    Events,
+    /// Replay of cache events.
+    Replay,
+    /// Faults, crashes and restarts of all engines of the process.
+    Control,
+}
+
+impl fmt::Display for EnginePort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Http => "HTTP",
+            Self::Events => "cache events",
+            Self::Replay => "replay of cache events",
+            Self::Control => "control",
+        })
+    }
+}
+
 /// Why an engine cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineServeError {
     /// An address cannot be bound.
-    #[error(
-        "cannot listen at {address} for {what}: {cause}; choose another port, or 0 for any free one"
-    )]
+    #[error("cannot listen at {address} for {port}: {cause}")]
     Bind {
         /// The purpose of the port.
-        what: &'static str,
+        port: EnginePort,
         /// The address.
         address: SocketAddr,
         /// The error of the operating system.

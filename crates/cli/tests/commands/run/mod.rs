@@ -57,6 +57,8 @@ fn a_line_that_an_engine_refuses_is_an_error_and_the_others_are_answered() {
     let job = Job::new("refused", lines);
     let output = job.run(&engines, &[]);
     assert!(output.is(1), "{output:?}");
+    assert!(output.out.contains("\n  1 failed: status 404"), "{output:?}");
+    assert!(output.out.contains("no-such-model") && output.out.contains("(first: id-3)"));
     assert_eq!(job.ids().len(), 7);
     let errors = std::fs::read_to_string(job.errors()).unwrap();
     let error: Value = serde_json::from_str(errors.trim_end()).unwrap();
@@ -66,6 +68,26 @@ fn a_line_that_an_engine_refuses_is_an_error_and_the_others_are_answered() {
     );
     let again = job.run(&engines, &["--resume"]);
     assert!(again.is(1) && again.out.contains("nothing to do"), "{again:?}");
+    assert!(again.out.contains("\n  1 failed: status 404"), "{again:?}");
+}
+
+#[test]
+fn without_a_terminal_a_run_prints_failures_when_they_occur_and_its_progress_now_and_then() {
+    let engines = Engines::start_at("1", &["--fault", "slow=2"]);
+    let mut lines: Vec<Value> = questions(4, 10).collect();
+    for line in &mut lines[..3] {
+        line["body"]["model"] = json!("no-such-model");
+    }
+    let job = Job::new("told", lines);
+    let output = job.run(&engines, &["--window", "2"]);
+    assert!(output.is(1), "{output:?}");
+    let told: Vec<&str> = output.error.lines().collect();
+    let first = told.iter().position(|line| line.contains(" failed: status 404"));
+    let left =
+        told.iter().position(|line| line.contains(" of 40 lines, ") && line.contains(" left"));
+    assert!(first.is_some() && left.is_some() && first < left, "{output:?}");
+    assert_eq!(output.error.matches(" failed: status 404").count(), 1, "{output:?}");
+    assert!(output.out.contains("\n  3 failed: status 404"), "{output:?}");
 }
 
 #[test]
