@@ -18,6 +18,7 @@ mod input;
 mod man;
 mod numbers;
 mod output_files;
+mod page;
 mod plan;
 mod progress;
 mod relay;
