@@ -21,7 +21,10 @@ pub use background::{BackgroundLoad, BackgroundResult};
 pub use block_sizes::BlockSizes;
 pub use inferred_block_size::InferredBlockSize;
 pub use router::ProfileText;
-pub use run::{ReplayFleet, RequestRecord, replay, replay_with_background, replay_with_progress};
+pub use run::{
+    ReplayFleet, RequestRecord, Watch, replay, replay_watched, replay_with_background,
+    replay_with_progress,
+};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Trace, TraceError, TraceStart, TraceTurn};
 
