@@ -217,7 +217,6 @@ mod tests {
 
     #[test]
     fn what_differs_is_marked() {
-        let marked = |text, other| marked(text, other);
         assert_eq!(marked("at 10:05 <b>", "at 10:17 <b>"), "at 10:<mark>05</mark> &lt;b&gt;");
         assert_eq!(marked("größe ä", "größe ö"), "größe <mark>ä</mark>");
         assert_eq!(marked("ab", "abc"), "ab<mark></mark>");
