@@ -20,12 +20,14 @@ mod input;
 mod man;
 mod numbers;
 mod output_files;
+mod page;
 mod plan;
 mod progress;
 mod relay;
 mod replay;
 mod run;
 mod serve;
+mod size;
 mod top;
 mod trace;
 mod trace_file;
@@ -71,6 +73,7 @@ enum Command {
     Replay(replay::ReplayArguments),
     Run(Box<run::RunArguments>),
     Serve(Box<serve::ServeArguments>),
+    Size(Box<size::SizeArguments>),
     Top(top::TopArguments),
     Trace(trace::TraceArguments),
 }
@@ -116,6 +119,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Replay(arguments) => replay::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, &mut BrokenPipe(&mut *out)),
         Command::Serve(arguments) => serve::run(&arguments, out),
+        Command::Size(arguments) => size::run(&arguments, out),
         Command::Top(arguments) => top::run(&arguments, out).map(done),
         Command::Trace(arguments) => trace::run(&arguments, out).map(done),
     };

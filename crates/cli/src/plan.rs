@@ -2,18 +2,22 @@
 
 mod arguments;
 mod engine_cache;
+mod forest;
 mod html;
 mod prompts;
 mod report;
+mod timeline;
 
 use crate::engine::profile as engine_profile;
-use anyhow::{Context, ensure};
+use crate::output_files;
+use anyhow::Context;
 pub(crate) use arguments::PlanArguments;
+use html::Drawing;
 use prompts::Prompts;
 use report::{PlanMethod, PlanReport, WholeFile};
 use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
+use timeline::{Kinds, Timeline};
 use wornpath_planner::lint::lint;
 use wornpath_planner::{Cohorts, Forest, Plan, PromptGroups, Speeds};
 use wornpath_sim::offline::{self, OfflineEngines, least_time, rates};
@@ -39,21 +43,12 @@ pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Re
     // Plans are for equal engines: the smallest cache counts.
     engines.kv_tokens =
         caches.iter().filter_map(|cache| cache.kv_tokens).min().or(engines.kv_tokens);
-    if let Some(page) = &arguments.html {
-        let same = |one: &Path, other: &Path| one.canonicalize().ok() == other.canonicalize().ok();
-        let is_input = page.exists() && same(page, &arguments.prompts);
-        ensure!(
-            !is_input,
-            "--html {} would overwrite the input; name another file",
-            page.display()
-        );
-    }
+    output_files::check(&[&arguments.prompts], &[("--html", arguments.html.as_ref())])?;
     let prompts = Prompts::read(arguments)?;
-    let mut report = report_of(arguments, &engines, &prompts)?;
+    let (mut report, drawing) = report_of(arguments, &engines, &prompts)?;
     report.asked = caches.iter().map(|cache| cache.describe(engines.engine.name())).collect();
-    if let Some(path) = &arguments.html {
-        let page = html::page(&report);
-        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    if let (Some(path), Some(drawing)) = (&arguments.html, drawing) {
+        output_files::write(path, &html::page(&report, &drawing))?;
     }
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report.to_json())?)?;
@@ -66,7 +61,7 @@ fn report_of(
     arguments: &PlanArguments,
     engines: &OfflineEngines,
     prompts: &Prompts,
-) -> anyhow::Result<PlanReport> {
+) -> anyhow::Result<(PlanReport, Option<Drawing>)> {
     let pods = match arguments.pod.len() {
         0 => usize::from(arguments.pods),
         asked => asked,
@@ -75,7 +70,7 @@ fn report_of(
     let forest = prompts.forest()?;
     let groups = PromptGroups::of(forest.shared().iter().copied());
     let biggest = report::biggest(&prompts.queue, &forest, &groups, prompts);
-    let drawn = report::drawn(&groups, forest.order().len());
+    let cells = arguments.html.as_ref().map(|_| forest::cells(&groups, &forest, prompts));
     let is_part = trace.turns.len() < prompts.queue.len();
     let whole = is_part.then(|| WholeFile {
         requests: prompts.queue.len(),
@@ -95,11 +90,15 @@ fn report_of(
         engines.kv_tokens()
     );
     let bound = least_time(queue, &forest, engines, pods);
+    let kinds = arguments
+        .html
+        .as_ref()
+        .map(|_| Kinds::of(&PromptGroups::of(forest.shared().iter().copied()), &forest, prompts));
     let least_tokens = forest.least_tokens(queue);
     let prompt_tokens = forest.prompt_tokens(queue);
     let plan = Plan::of_forest(queue, forest, &Speeds::equal(pods)?, &rates(engines));
     let cohorts = Cohorts::of(queue, &plan, engines.engine.max_sequences(), engines.kv_tokens());
-    let ran = offline::run(trace, plan, engines)?;
+    let (ran, records) = offline::run_recorded(trace, plan, engines)?;
     let ways = vec![
         simulate_online("file order", trace, ROUND_ROBIN, engines, pods)?,
         simulate_online("online routing", trace, CACHE_AWARE, engines, pods)?,
@@ -111,7 +110,13 @@ fn report_of(
         let line = |number: usize| prompts.sample[number].0;
         finding.example = (line(finding.example.0), line(finding.example.1));
     }
-    Ok(PlanReport {
+    let timeline = kinds.map(|kinds| Timeline::of(&records, pods, kinds));
+    let drawing = cells.zip(timeline).map(|(cells, timeline)| Drawing {
+        cells,
+        timeline,
+        linted: prompts.sample.len(),
+    });
+    let report = PlanReport {
         file: arguments.prompts.display().to_string(),
         requests: trace.turns.len(),
         pods,
@@ -122,13 +127,13 @@ fn report_of(
         least_time: bound.least(),
         ways,
         biggest,
-        drawn,
         cohorts,
         findings,
         whole,
         asked: Vec::new(),
         price_per_hour: arguments.price_per_hour,
-    })
+    };
+    Ok((report, drawing))
 }
 
 /// Simulates the file in its order through the router, with the best number of clients.

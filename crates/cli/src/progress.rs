@@ -16,6 +16,8 @@ const BETWEEN_LINES: Duration = Duration::from_secs(60);
 /// Lines or requests, with their rate.
 pub(crate) const STEPS: &str =
     "{prefix}[{bar:24}] {percent:>3}%  {pos}/{len}  {rate}  ETA {left}{msg}";
+/// The share of something that is done again and again.
+pub(crate) const SHARE: &str = "{prefix}[{bar:24}] {percent:>3}%";
 /// Bytes of a file.
 pub(crate) const BYTES: &str = "{prefix}[{bar:24}] {percent:>3}%  {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  ETA {left}";
 
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn every_template_is_valid() {
-        for template in [STEPS, BYTES] {
+        for template in [STEPS, SHARE, BYTES] {
             assert!(!bar(10, template).is_finished());
         }
     }

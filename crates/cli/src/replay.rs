@@ -1,5 +1,6 @@
 //! `wornpath replay`: simulates recorded traffic under routing profiles, in virtual time.
 
+mod html;
 mod progress;
 
 use crate::check::{BAD_CONFIGURATION, check, read};
@@ -9,6 +10,7 @@ use crate::output_files;
 use crate::trace_file;
 use anyhow::ensure;
 use clap::Args;
+use html::ReplayRun;
 use progress::ReplayProgress;
 use serde_json::json;
 use std::io::Write;
@@ -18,8 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{ProfileEnv, Role};
 use wornpath_sim::replay::{
-    Percentiles, ProfileText, ReplayFleet, ReplayRun, Summary, Trace, html_report,
-    replay_with_progress,
+    Percentiles, ProfileText, ReplayFleet, Summary, Trace, replay_with_progress,
 };
 
 /// Replay a trace against simulated engines and compare routing profiles
@@ -169,9 +170,10 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         output_files::write(path, &format!("{:#}", json!({"profiles": report})))?;
     }
     if let Some(path) = &arguments.html {
+        let pods = usize::from(arguments.pods);
         let runs = first_runs.iter();
-        let runs = runs.map(|(name, trace, records)| ReplayRun { name, trace, records });
-        let page = html_report(&format!("{file}: {facts}"), &runs.collect::<Vec<_>>());
+        let runs = runs.map(|(name, trace, records)| ReplayRun { name, trace, records, pods });
+        let page = html::page(&file, &facts, &runs.collect::<Vec<_>>());
         output_files::write(path, &page)?;
     }
     Ok(code)

@@ -27,7 +27,8 @@
 //!
 //! [`serve`] is that server: an engine behind real ports, for tests of gateways, event sources and
 //! clients. [`replay`] runs traces through the routing code and a fleet of simulated engines,
-//! [`offline`] runs planned queues. [`vllm_hash`] computes block hashes as vLLM does.
+//! [`offline`] runs planned queues, and [`sizing`] searches for the smallest fleet that meets latency
+//! objectives. [`vllm_hash`] computes block hashes as vLLM does.
 //!
 //! The model leaves out speculative decoding, pipeline bubbles, CPU scheduling time that grows
 //! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
@@ -42,6 +43,7 @@ mod profile;
 pub mod replay;
 mod request;
 pub mod serve;
+pub mod sizing;
 pub mod vllm_hash;
 
 pub use cost::{Cascade, StepCost, StepLoad};

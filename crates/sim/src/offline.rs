@@ -45,6 +45,17 @@ pub struct OfflineResult {
     pub computed_tokens: u64,
 }
 
+/// When and where a request ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OfflineRecord {
+    /// The pod that computed it.
+    pub pod: usize,
+    /// When it was sent to its pod.
+    pub sent: Duration,
+    /// When it finished.
+    pub end: Duration,
+}
+
 /// The requests of a trace as a queue, in the trace's order and without its times.
 ///
 /// `expected_output` estimates the output tokens of a turn.
@@ -81,6 +92,18 @@ pub fn run(
     plan: Plan,
     engines: &OfflineEngines,
 ) -> Result<OfflineResult, SimRefused> {
+    Ok(run_recorded(trace, plan, engines)?.0)
+}
+
+/// Like [`run`], with a record of each turn.
+///
+/// # Errors
+/// If an engine could never serve one of the requests.
+pub fn run_recorded(
+    trace: &Trace,
+    plan: Plan,
+    engines: &OfflineEngines,
+) -> Result<(OfflineResult, Vec<OfflineRecord>), SimRefused> {
     let mut fleet = OfflineFleet::new(trace, plan, engines);
     for pod in 0..fleet.engines.len() {
         fleet.fill(Duration::ZERO, pod)?;
@@ -92,7 +115,7 @@ pub fn run(
     }
     let loads = fleet.engines.iter().map(SimEngine::load);
     let computed_tokens = loads.map(|load| load.prompt_tokens - load.hit_tokens).sum();
-    Ok(OfflineResult { makespan: fleet.end, computed_tokens })
+    Ok((OfflineResult { makespan: fleet.end, computed_tokens }, fleet.records))
 }
 
 struct OfflineFleet<'a> {
@@ -104,6 +127,7 @@ struct OfflineFleet<'a> {
     next_wakeup: Vec<Option<Duration>>,
     wakeups: BinaryHeap<Reverse<(Duration, usize)>>,
     outputs: Vec<Output>,
+    records: Vec<OfflineRecord>,
     end: Duration,
 }
 
@@ -129,6 +153,7 @@ impl<'a> OfflineFleet<'a> {
             next_wakeup: vec![None; pods],
             wakeups: BinaryHeap::new(),
             outputs: Vec::new(),
+            records: vec![OfflineRecord::default(); trace.turns.len()],
             end: Duration::ZERO,
         }
     }
@@ -138,6 +163,7 @@ impl<'a> OfflineFleet<'a> {
         while let Some(job) = self.run.claim(pod, self.windows[pod].capacity()) {
             let request = request_of(job, &self.trace.turns[job.index()], self.trace.block_size);
             self.engines[pod].submit(now, request)?;
+            self.records[job.index()] = OfflineRecord { pod, sent: now, end: now };
         }
         let next = self.engines[pod].next_event_time();
         if next != self.next_wakeup[pod] {
@@ -155,6 +181,7 @@ impl<'a> OfflineFleet<'a> {
                 SimOutcome::Finished { request } => {
                     self.run.finished(JobId(request.0 as u32), pod);
                     self.end = self.end.max(output.at);
+                    self.records[request.0 as usize].end = output.at;
                 }
                 _ => {}
             }

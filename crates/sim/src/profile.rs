@@ -203,6 +203,12 @@ impl EngineProfile {
         self.kv_tokens
     }
 
+    /// Bytes of the key/value vectors of a token.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        self.kv_bytes_per_token
+    }
+
     /// Tokens that one step computes at most.
     #[must_use]
     pub fn max_step_tokens(&self) -> usize {

@@ -12,7 +12,6 @@
 mod background;
 mod block_sizes;
 mod inferred_block_size;
-mod report;
 mod router;
 mod run;
 mod summary;
@@ -21,9 +20,11 @@ mod trace;
 pub use background::{BackgroundLoad, BackgroundResult};
 pub use block_sizes::BlockSizes;
 pub use inferred_block_size::InferredBlockSize;
-pub use report::{ReplayRun, html_report};
 pub use router::ProfileText;
-pub use run::{ReplayFleet, RequestRecord, replay, replay_with_background, replay_with_progress};
+pub use run::{
+    ReplayFleet, RequestRecord, Watch, replay, replay_watched, replay_with_background,
+    replay_with_progress,
+};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Trace, TraceError, TraceStart, TraceTurn};
 

@@ -1,5 +1,6 @@
 //! The report of `plan`, as text and as JSON.
 
+use super::forest;
 use super::prompts::Prompts;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -9,9 +10,6 @@ use wornpath_planner::{Cohorts, Forest, PromptGroups, Queue};
 
 /// Groups of requests that the text lists.
 const LISTED: usize = 8;
-
-/// Limit of groups in the drawing.
-const DRAWN: usize = 3_000;
 
 /// A gain below this share counts as small.
 const LITTLE: f64 = 0.05;
@@ -30,14 +28,8 @@ pub(super) struct SharedPrefix {
     pub(super) saved_tokens: u64,
     pub(super) line: usize,
     pub(super) begins: String,
-}
-
-/// A rectangle of the drawing: requests from left to right, blocks from top to bottom.
-pub(super) struct Drawn {
-    pub(super) from: usize,
-    pub(super) requests: usize,
-    pub(super) top: usize,
-    pub(super) bottom: usize,
+    /// The text that sets it apart from the other prefixes beside it.
+    pub(super) name: String,
 }
 
 /// Totals of a file of which only a part was simulated.
@@ -58,7 +50,6 @@ pub(super) struct PlanReport {
     pub(super) least_time: Duration,
     pub(super) ways: Vec<PlanMethod>,
     pub(super) biggest: Vec<SharedPrefix>,
-    pub(super) drawn: Vec<Drawn>,
     pub(super) cohorts: Cohorts,
     pub(super) findings: Vec<Finding>,
     /// Totals of the whole file, if only its first requests were simulated.
@@ -85,22 +76,17 @@ pub(super) fn biggest(
             requests: group.positions.len(),
             saved_tokens: group.saved_blocks(groups.blocks_above(group)) * block as u64,
             line: prompts.line(first),
+            name: forest::name(groups, group, forest, prompts),
             begins: text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(48).collect(),
         }
     })
     .collect()
 }
 
-pub(super) fn drawn(groups: &PromptGroups, requests: usize) -> Vec<Drawn> {
-    let wide = groups.all().iter().filter(|group| group.positions.len() * 1_500 >= requests);
-    wide.take(DRAWN)
-        .map(|group| Drawn {
-            from: group.positions.start,
-            requests: group.positions.len(),
-            top: groups.blocks_above(group),
-            bottom: group.blocks,
-        })
-        .collect()
+/// A number with three digits that count.
+pub(super) fn small(value: f64) -> String {
+    let digits = if value > 0.0 { (2.0 - value.log10().floor()).clamp(0.0, 9.0) } else { 0.0 };
+    format!("{value:.0$}", digits as usize)
 }
 
 impl PlanReport {
@@ -180,13 +166,13 @@ impl PlanReport {
         for way in &self.ways {
             writeln!(
                 out,
-                "{:<16} {:>14} {:>8.2}x {:>8.1}% {:>9.1} s {:>10.3}",
+                "{:<16} {:>14} {:>8.2}x {:>8.1}% {:>9.1} s {:>10}",
                 way.name,
                 way.computed,
                 way.computed as f64 / self.least_tokens as f64,
                 self.hit_rate(way) * 100.0,
                 way.makespan.as_secs_f64(),
-                self.pod_hours(way) * self.price_per_hour.unwrap_or(1.0)
+                small(self.pod_hours(way) * self.price_per_hour.unwrap_or(1.0))
             )?;
         }
         writeln!(out, "\n{}", self.verdict())?;
@@ -199,13 +185,13 @@ impl PlanReport {
         if !self.biggest.is_empty() {
             writeln!(
                 out,
-                "\nbiggest shared prefixes\n{:>9} {:>9} {:>13}  first line",
+                "\nbiggest shared prefixes\n{:>9} {:>9} {:>13}  first line, and what sets it apart",
                 "tokens", "requests", "saved tokens"
             )?;
         }
         for group in &self.biggest {
-            let SharedPrefix { tokens, requests, saved_tokens, line, begins } = group;
-            writeln!(out, "{tokens:>9} {requests:>9} {saved_tokens:>13}  {line}: {begins}")?;
+            let SharedPrefix { tokens, requests, saved_tokens, line, name, .. } = group;
+            writeln!(out, "{tokens:>9} {requests:>9} {saved_tokens:>13}  {line}: {name}")?;
         }
         for finding in &self.findings {
             let Finding { kind, example, byte, texts, shared_now, shared_then } = finding;
@@ -243,6 +229,7 @@ impl PlanReport {
                 "saved_tokens": group.saved_tokens,
                 "first_line": group.line,
                 "begins": group.begins,
+                "name": group.name,
             })
         };
         let finding = |finding: &Finding| {

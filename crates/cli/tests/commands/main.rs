@@ -14,5 +14,6 @@ mod profiles;
 mod replay;
 mod run;
 mod secrets;
+mod size;
 #[path = "../support/mod.rs"]
 mod support;

@@ -8,6 +8,8 @@ use std::net::TcpListener;
 const NAMED: std::ops::RangeInclusive<u16> = 5000..=9999;
 /// A command that starts several engines takes the ports that follow the one it names.
 const FOLLOWING: u16 = 8;
+/// Pages that can have ports of their own at the same time.
+pub(crate) const DISTANCES: usize = 30;
 
 /// The text with its ports moved by `distance`.
 pub(crate) fn moved(text: &str, distance: u16) -> String {
@@ -22,14 +24,15 @@ pub(crate) fn moved(text: &str, distance: u16) -> String {
     out
 }
 
-/// A distance at which all ports of the text are free; different for pages with different numbers.
+/// A distance at which all ports of the text are free; different for numbers below
+/// [`DISTANCES`].
 pub(crate) fn distance(text: &str, number: usize) -> u16 {
     let named: Vec<u16> = ports(text).into_iter().map(|(_, port)| port).collect();
     let is_free = |distance: &u16| {
         let taken = named.iter().flat_map(|port| *port..*port + FOLLOWING);
         taken.map(|port| port + distance).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
     };
-    let start = 10_000 + 400 * u16::try_from(number % 30).unwrap();
+    let start = 10_000 + 400 * u16::try_from(number % DISTANCES).unwrap();
     (start..22_000).step_by(FOLLOWING.into()).find(is_free).expect("ports of this machine are free")
 }
 

@@ -96,6 +96,7 @@ impl Story {
         fs::create_dir_all(self.folder.join("bin")).unwrap();
         symlink(env!("CARGO_BIN_EXE_wornpath"), self.folder.join("bin/wornpath")).unwrap();
         symlink(root().join("profiles"), self.folder.join("profiles")).unwrap();
+        symlink(root().join("examples"), self.folder.join("examples")).unwrap();
         // Any tokenizer does where a page says which folder to give.
         symlink(root().join("crates/blocks/tests/models/tiny-llama"), self.folder.join("Qwen3-8B"))
             .unwrap();

@@ -52,7 +52,12 @@ fn interleaved_documents_are_computed_about_once() {
     assert!(figure(2, "makespan_seconds") < 1.01 * figure(1, "makespan_seconds"), "{report}");
     assert_eq!(report["biggest"][0]["requests"], 6);
     let page = std::fs::read_to_string(page).unwrap();
-    assert!(page.contains("<rect ") && page.contains("6 requests share"), "the forest is drawn");
+    assert!(
+        page.contains("6 requests · ") && page.contains("<span>user Document 9. Document 9. "),
+        "the forest is drawn"
+    );
+    assert!(page.contains(">pod 1</span>") && page.contains("<rect "), "the pods are drawn");
+    assert!(page.contains("Nothing: in the 72 prompts"), "nothing to change");
     assert!(!page.contains("http://") && !page.contains("src="), "nothing from elsewhere");
 }
 

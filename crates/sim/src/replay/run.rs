@@ -10,6 +10,7 @@ use crate::profile::EngineProfile;
 use crate::request::{Output, PromptSource, RequestId, SimOutcome, SimRequest};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
@@ -111,9 +112,13 @@ struct ReplayState<'a> {
     tracks_prefill: bool,
     outputs: Vec<Output>,
     outcomes: Vec<RouterOutcome>,
-    /// Called with the number of finished requests, after each.
-    on_progress: &'a mut dyn FnMut(usize),
+    watch: &'a mut Watch<'a>,
+    is_stopped: bool,
 }
+
+/// Called with each request that has ended, finished or failed: its turn and its record. It may
+/// stop the replay.
+pub type Watch<'a> = dyn FnMut(usize, &RequestRecord) -> ControlFlow<()> + 'a;
 
 /// Replays a trace with a routing profile. Returns a record for each request.
 ///
@@ -130,7 +135,7 @@ pub fn replay(
     replay_with_progress(trace, profile, fleet, &mut |_| {})
 }
 
-/// Like [`replay`], and calls `on_progress` with the number of finished requests, after each.
+/// Like [`replay`], and calls `on_progress` with the number of ended requests, after each.
 ///
 /// # Errors
 /// If the profile is not valid.
@@ -143,7 +148,36 @@ pub fn replay_with_progress(
     fleet: &ReplayFleet,
     on_progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<RequestRecord>, Problems> {
-    Ok(run_replay(trace, profile, fleet, None, on_progress)?.0)
+    let mut ended = 0;
+    let mut watch = |_: usize, _: &RequestRecord| {
+        ended += 1;
+        on_progress(ended);
+        ControlFlow::Continue(())
+    };
+    Ok(run_replay(trace, profile, fleet, None, &mut watch)?.0)
+}
+
+/// Like [`replay`], until `watch` stops it; none if it does.
+///
+/// # Errors
+/// If the profile is not valid.
+///
+/// # Panics
+/// If there are no pods, or more than the index has room for.
+pub fn replay_watched(
+    trace: &Trace,
+    profile: ProfileText<'_>,
+    fleet: &ReplayFleet,
+    watch: &mut Watch<'_>,
+) -> Result<Option<Vec<RequestRecord>>, Problems> {
+    let mut is_stopped = false;
+    let mut noted = |turn: usize, record: &RequestRecord| {
+        let flow = watch(turn, record);
+        is_stopped = flow.is_break();
+        flow
+    };
+    let records = run_replay(trace, profile, fleet, None, &mut noted)?.0;
+    Ok((!is_stopped).then_some(records))
 }
 
 /// Like [`replay`], with a planned queue on the same engines until the trace ends.
@@ -159,7 +193,7 @@ pub fn replay_with_background(
     fleet: &ReplayFleet,
     background: BackgroundLoad<'_>,
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
-    run_replay(trace, profile, fleet, Some(background), &mut |_| {})
+    run_replay(trace, profile, fleet, Some(background), &mut |_, _| ControlFlow::Continue(()))
 }
 
 fn run_replay<'a>(
@@ -167,7 +201,7 @@ fn run_replay<'a>(
     profile: ProfileText<'_>,
     fleet: &ReplayFleet,
     background: Option<BackgroundLoad<'a>>,
-    on_progress: &'a mut dyn FnMut(usize),
+    watch: &'a mut Watch<'a>,
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
     let settings = EngineSettings {
@@ -218,7 +252,8 @@ fn run_replay<'a>(
         tracks_prefill: fleet.events_delay.is_zero(),
         outputs: Vec::new(),
         outcomes: Vec::new(),
-        on_progress,
+        watch,
+        is_stopped: false,
     };
     replay
         .due_events
@@ -244,7 +279,7 @@ impl<'a> ReplayState<'a> {
         if self.background.is_some() {
             self.due_events.push(Reverse((Duration::ZERO, DueEvent::Observe)));
         }
-        while self.unfinished > 0 {
+        while self.unfinished > 0 && !self.is_stopped {
             let Some(Reverse((now, due))) = self.due_events.pop() else { break };
             for router in &mut self.routers {
                 router.apply_due_events(now);
@@ -491,7 +526,7 @@ impl<'a> ReplayState<'a> {
             return;
         }
         self.unfinished -= 1;
-        (self.on_progress)(self.trace.turns.len() - self.unfinished);
+        self.is_stopped |= (self.watch)(turn, &self.records[turn]).is_break();
         for (next, delay) in std::mem::take(&mut self.following[turn]) {
             self.due_events.push(Reverse((now + delay, DueEvent::Arrival(next))));
         }
