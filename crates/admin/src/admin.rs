@@ -5,6 +5,7 @@ use crate::history::ChartHistory;
 use crate::recent::RecentDecisions;
 use crate::viewers::LiveViewers;
 use std::sync::Arc;
+use wornpath_config::EffectiveValue;
 use wornpath_gateway::Gateway;
 use wornpath_gateway::fleet::reload::RunningConfig;
 
@@ -15,6 +16,8 @@ pub struct Admin {
     pub(crate) recent: Arc<RecentDecisions>,
     pub(crate) access: AdminAccess,
     pub(crate) logging: Box<dyn Logging>,
+    /// The options of the command line.
+    pub(crate) options: Vec<EffectiveValue>,
     pub(crate) viewers: LiveViewers,
     pub(crate) history: ChartHistory,
 }
@@ -29,20 +32,4 @@ pub trait Logging: Send + Sync {
     /// # Errors
     /// If the level is unknown.
     fn set_level(&self, level: &str) -> Result<(), String>;
-}
-
-impl Admin {
-    /// The admin plane of a running gateway.
-    #[must_use]
-    pub fn new(
-        gateway: Arc<Gateway>,
-        running: Arc<RunningConfig>,
-        recent: Arc<RecentDecisions>,
-        access: AdminAccess,
-        logging: Box<dyn Logging>,
-    ) -> Self {
-        let viewers = LiveViewers::default();
-        let history = ChartHistory::default();
-        Self { gateway, running, recent, access, logging, viewers, history }
-    }
 }

@@ -92,8 +92,8 @@ pub(crate) struct AdminRoute {
     pub(crate) summary: &'static str,
     /// Description of `{name}` in the path.
     pub(crate) named: &'static str,
-    /// The query parameter and its description.
-    pub(crate) query: Option<(&'static str, &'static str)>,
+    /// The query parameters, with their types and descriptions.
+    pub(crate) query: &'static [(&'static str, &'static str, &'static str)],
     /// The format and the description of the request body.
     pub(crate) takes: Option<(AdminBody, &'static str)>,
     pub(crate) answers: AdminBody,

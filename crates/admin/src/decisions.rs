@@ -2,12 +2,15 @@
 
 use serde_json::{Value, json};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng};
 
 use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
+use crate::finished::RecentRequest;
 use crate::recent;
+use crate::search::{DecisionSearch, DecisionView};
 use wornpath_config::CacheSharing;
 use wornpath_gateway::Api;
 use wornpath_gateway::observe::timestamp::Timestamp;
@@ -15,14 +18,19 @@ use wornpath_gateway::proxy::gateway::Gateway;
 use wornpath_gateway::proxy::parse::{ParsedBody, parse_exact, read};
 
 pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
-    let last = number(call, "last")?.unwrap_or(20);
-    let decisions: Vec<_> =
-        call.admin.recent.last(last).iter().map(|record| recent::json(record)).collect();
-    Ok(AdminReply::Json(json!({ "decisions": decisions })))
+    let search = DecisionSearch::read(call.query)?;
+    let all = call.admin.recent.all();
+    let found = all.iter().filter(|request| search.wants(request)).take(search.last);
+    let shown = |request: &Arc<RecentRequest>| match search.view {
+        DecisionView::Whole => recent::json(request),
+        DecisionView::Rows => recent::line(request),
+    };
+    let decisions: Vec<_> = found.map(shown).collect();
+    Ok(AdminReply::Json(json!({ "decisions": decisions, "kept": all.len() })))
 }
 
 pub(crate) fn get(call: &AdminCall<'_>) -> AdminResult {
-    let record = call.admin.recent.find(call.name).ok_or_else(|| {
+    let record = call.admin.recent.kept(call.name).ok_or_else(|| {
         let message =
             format!("unknown request `{}`; GET /decisions lists the last ones", call.name);
         AdminError::new(404, message)

@@ -106,10 +106,11 @@ fn operation(route: &AdminRoute) -> Value {
             "description": route.named,
         }]);
     }
-    if let Some((name, what)) = route.query {
-        operation["parameters"] = json!([{
-            "name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": what,
-        }]);
+    if !route.query.is_empty() {
+        let parameters = route.query.iter().map(|(name, kind, what)| {
+            json!({"name": name, "in": "query", "schema": {"type": kind}, "description": what})
+        });
+        operation["parameters"] = parameters.collect();
     }
     if let Some((kind, what)) = route.takes {
         let kind = match kind {

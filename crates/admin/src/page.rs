@@ -30,15 +30,25 @@ assets! {
     "main.js" SCRIPT;
     "draw.js" SCRIPT;
     "stream.js" SCRIPT;
+    "address.js" SCRIPT;
     "fleet.js" SCRIPT;
+    "figures.js" SCRIPT;
+    "failures.js" SCRIPT;
+    "heat.js" SCRIPT;
+    "origins.js" SCRIPT;
+    "pod.js" SCRIPT;
     "icicle.js" SCRIPT;
     "prefixes.js" SCRIPT;
     "decisions.js" SCRIPT;
+    "explanation.js" SCRIPT;
+    "filters.js" SCRIPT;
+    "shadow.js" SCRIPT;
     "history.js" SCRIPT;
     "profiles.js" SCRIPT;
     "batches.js" SCRIPT;
     "events.js" SCRIPT;
     "setup.js" SCRIPT;
+    "effective.js" SCRIPT;
 }
 
 /// No other origin, nothing inline, no frames.

@@ -7,7 +7,7 @@ use crate::call::Verb::{self, Delete, Get, Post, Put};
 use crate::call::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute};
 use crate::table::Pattern;
 use crate::viewers::TooManyViewers;
-use crate::{batches, decisions, live, openapi, page, pods, prefixes, setup};
+use crate::{batches, decisions, live, openapi, page, pods, prefixes, search, setup};
 
 /// The OpenAPI description of the admin plane.
 #[must_use]
@@ -32,7 +32,7 @@ const fn route(
         id,
         summary,
         named: "The pod's name, percent-encoded.",
-        query: None,
+        query: &[],
         takes: None,
         answers: AdminBody::Json,
         schema: "",
@@ -77,14 +77,15 @@ pub(crate) const ROUTES: &[AdminRoute] = &[
     returning("Index", route(Get, "/index", "getIndex", "The size of the index, in total and per pod.", pods::index)),
     returning("Prefixes", route(Get, "/index/prefixes", "listPrefixes", "The largest cached prefixes, and the pods that hold them.", prefixes::list)),
     returning("Forest", AdminRoute { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten finished batches.", batches::forest) }),
-    returning("Decisions", AdminRoute { query: Some(("last", "Maximum number of requests; 20 by default.")), ..route(Get, "/decisions", "listDecisions", "The last requests and their pods; `?last=20`.", decisions::list) }),
+    returning("Decisions", AdminRoute { query: search::PARAMETERS, ..route(Get, "/decisions", "listDecisions", "The last requests and the failures of a day, the latest first.", decisions::list) }),
     returning("Decision", AdminRoute { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with its decision if that was recorded.", decisions::get) }),
-    returning("History", AdminRoute { query: Some(("seconds", "The length of the range; an hour by default, a day at most.")), ..route(Get, "/history", "getHistory", "Rates and times of the last `?seconds=`, and what changed meanwhile: one value per second up to an hour, beyond it one per minute; null where nothing is known.", decisions::history) }),
-    returning("Traffic", AdminRoute { query: Some(("after", "The sequence number of the last known request; all by default.")), ..route(Get, "/traffic", "listTraffic", "Requests that finished since `?after=`, as lengths and block hashes; each call enables recording for 10 s.", decisions::traffic) }),
+    returning("History", AdminRoute { query: &[("seconds", "integer", "The length of the range; an hour by default, a day at most.")], ..route(Get, "/history", "getHistory", "Rates and times of the last `?seconds=`, and what changed meanwhile: one value per second up to an hour, beyond it one per minute; null where nothing is known.", decisions::history) }),
+    returning("Traffic", AdminRoute { query: &[("after", "integer", "The sequence number of the last known request; all by default.")], ..route(Get, "/traffic", "listTraffic", "Requests that finished since `?after=`, as lengths and block hashes; each call enables recording for 10 s.", decisions::traffic) }),
     returning("Explained", taking(route(Post, "/explain", "explain", "Explain how a request would be routed now.", decisions::explain), AdminBody::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
     returning("Profiles", route(Get, "/profiles", "listProfiles", "The profiles in use, with every default, and their routes.", setup::profiles)),
     returning("Checked", taking(route(Post, "/profiles/check", "checkProfile", "Check a profile; changes nothing.", setup::check_profile), AdminBody::Text, "A profile.")),
     returning("Config", route(Get, "/config", "getConfig", "The configuration file, and its problems when it was last read.", setup::config)),
+    returning("Effective", route(Get, "/config/effective", "getEffectiveConfig", "Every key of the configuration in force, and where its value comes from.", setup::effective)),
     returning("Checked", taking(route(Post, "/config/check", "checkConfig", "Check a configuration; changes nothing.", setup::check_config), AdminBody::Text, "A configuration.")),
     returning("Reloaded", route(Post, "/config/reload", "reloadConfig", "Reload the configuration; an invalid one changes nothing.", setup::reload)),
     returning("LogLevel", route(Get, "/log-level", "getLogLevel", "The log level.", setup::log_level)),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
 
 use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
-use wornpath_config::{Config, RelativePaths};
+use wornpath_config::{Config, EffectiveValue, RelativePaths, ValueSource};
 use wornpath_gateway::http::metrics_page;
 
 pub(crate) fn profiles(call: &AdminCall<'_>) -> AdminResult {
@@ -77,6 +77,24 @@ pub(crate) fn check_profile(call: &AdminCall<'_>) -> AdminResult {
 
 pub(crate) fn config(call: &AdminCall<'_>) -> AdminResult {
     Ok(AdminReply::Json(call.admin.running.status()))
+}
+
+/// The configuration in force, key by key; an option of the command line stands beside what it
+/// overrides.
+pub(crate) fn effective(call: &AdminCall<'_>) -> AdminResult {
+    let config = call.admin.running.config();
+    let all = config.effective().iter().chain(&call.admin.options);
+    let shown = |one: &EffectiveValue| {
+        let is_overridden =
+            call.admin.options.iter().any(|option| {
+                option.key == one.key && !matches!(one.source, ValueSource::Option(_))
+            });
+        json!({
+            "key": one.key, "value": one.value, "source": one.source.word(),
+            "overridden": is_overridden,
+        })
+    };
+    Ok(AdminReply::Json(json!({ "values": all.map(shown).collect::<Vec<_>>() })))
 }
 
 pub(crate) fn check_config(call: &AdminCall<'_>) -> AdminResult {

@@ -5,8 +5,12 @@ use serde_json::{Value, json};
 use crate::admin::Admin;
 use crate::viewers::{Between, RateWindow};
 use crate::{pods, recent};
+use std::collections::BTreeMap;
 use wornpath_gateway::observe::metrics::totals::Figures;
+use wornpath_gateway::observe::metrics::{ByOrigin, Metrics, Origin};
 use wornpath_gateway::proxy::gateway::{Gateway, Readiness};
+use wornpath_gateway::proxy::shadow::Comparison;
+use wornpath_routing::PassedOver;
 
 /// Number of decisions in a snapshot.
 const DECISIONS: usize = 40;
@@ -20,7 +24,8 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
     let all = running.metrics().total();
     let events = gateway.pods().events().status(now);
     let snapshot = gateway.snapshot();
-    let between = window.observe(now, totals.clone());
+    let by_origin = running.metrics().by_origin();
+    let between = window.observe(now, totals.clone(), by_origin.clone());
     let pods = snapshot.entries().iter().map(|entry| {
         let name = entry.pod.facts().name.as_str();
         let mut shown = pods::shown(running, entry, &events);
@@ -32,12 +37,13 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         shown["predictions"]["predicted_tokens"] = figures.predicted.into();
         shown["predictions"]["actual_tokens"] = figures.actual.into();
         shown["hit_rate"] = figures.hit_rate().into();
-        shown["requests_per_second"] = between
-            .as_ref()
-            .map(|between| {
-                between.by_pod.get(name).map_or(0.0, |it| it.requests as f64 / between.seconds)
-            })
-            .into();
+        let recent = between.as_ref().map(|between| {
+            let figures = between.by_pod.get(name).copied().unwrap_or_default();
+            speeds(&figures, between.seconds)
+        });
+        shown["requests_per_second"] =
+            recent.as_ref().map(|recent| recent["requests"].clone()).into();
+        shown["recent"] = recent.into();
         shown
     });
     let pods: Vec<_> = pods.collect();
@@ -56,9 +62,80 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         "strangers": gateway.pods().events().unknown_pod_messages(),
         "index": index(gateway),
         "decisions": decisions,
+        "failures": admin.recent.failures(),
         "explained_per_second": gateway.settings().explained,
+        "models": origins(between.as_ref(), &by_origin, |origin| &origin.model),
+        "tenants": origins(between.as_ref(), &by_origin, |origin| &origin.tenant),
+        "given_away": given_away(running.metrics()),
+        "shadows": shadows(gateway),
         "batches": gateway.local_api().map(|batches| batches.overview(now)),
     })
+}
+
+/// What a pod, a model or a tenant does now.
+fn speeds(figures: &Figures, seconds: f64) -> Value {
+    let each = |count: u64| count as f64 / seconds;
+    json!({
+        "requests": each(figures.requests),
+        "client_errors": each(figures.client_errors),
+        "server_errors": each(figures.server_errors),
+        "output_tokens": each(figures.output_tokens),
+        "given_away_tokens": each(figures.given_away),
+        "inter_token_seconds": figures.inter_token().map(|time| time.as_secs_f64()),
+        "first_byte_seconds": figures.first_byte_quantile(0.5),
+        "first_byte_p99_seconds": figures.first_byte_quantile(0.99),
+        "hit_rate": figures.hit_rate(),
+    })
+}
+
+/// The figures of each model, or of each tenant: now, and since the start.
+fn origins(
+    between: Option<&Between>,
+    all: &ByOrigin,
+    name: impl Fn(&Origin) -> &String,
+) -> Vec<Value> {
+    let sums = |figures: &ByOrigin| {
+        let mut sums = BTreeMap::<String, Figures>::new();
+        for (origin, figures) in figures {
+            let sum = sums.entry(name(origin).clone()).or_default();
+            *sum = sum.and(figures);
+        }
+        sums
+    };
+    let recent = between.map(|between| (sums(&between.by_origin), between.seconds));
+    let shown = |(name, total): (&String, &Figures)| {
+        let recent = recent
+            .as_ref()
+            .map(|(sums, seconds)| speeds(&sums.get(name).copied().unwrap_or_default(), *seconds));
+        json!({
+            "name": name, "recent": recent, "requests": total.requests,
+            "client_errors": total.client_errors, "server_errors": total.server_errors,
+            "prompt_tokens": total.prompt_tokens, "output_tokens": total.output_tokens,
+            "saved_tokens": total.cached_tokens, "given_away_tokens": total.given_away,
+            "hit_rate": total.hit_rate(),
+        })
+    };
+    sums(all).iter().map(shown).collect()
+}
+
+/// Cached tokens that were given away since the start, by reason.
+fn given_away(metrics: &Metrics) -> Value {
+    let reasons = PassedOver::ALL.iter().zip(metrics.given_away());
+    reasons.map(|(why, tokens)| json!({"why": why.word(), "tokens": tokens})).collect()
+}
+
+fn shadows(gateway: &Gateway) -> Vec<Value> {
+    let shown = |((profile, shadow), counts): &((String, String), Comparison)| {
+        json!({
+            "profile": profile, "shadow": shadow, "agreed": counts.agreed,
+            "differed": counts.differed, "held": counts.held, "refused": counts.refused,
+            "valued": counts.valued, "chosen_tokens": counts.chosen_tokens,
+            "shadow_tokens": counts.shadow_tokens, "timed": counts.timed,
+            "chosen_seconds": counts.chosen_first_token.as_secs_f64(),
+            "shadow_seconds": counts.shadow_first_token.as_secs_f64(),
+        })
+    };
+    gateway.shadow_comparisons().iter().map(shown).collect()
 }
 
 fn readiness(gateway: &Gateway) -> &'static str {
@@ -76,6 +153,10 @@ fn rates(between: &Between) -> Value {
         "seconds": between.seconds,
         "requests": each(all.requests),
         "failed": each(all.failed),
+        "client_errors": each(all.client_errors),
+        "server_errors": each(all.server_errors),
+        "given_away_tokens": each(all.given_away),
+        "inter_token_seconds": all.inter_token().map(|time| time.as_secs_f64()),
         "prompt_tokens": each(all.prompt_tokens),
         "saved_tokens": each(all.cached_tokens),
         "output_tokens": each(all.output_tokens),
@@ -92,6 +173,9 @@ fn totals_shown(gateway: &Gateway, all: &Figures) -> Value {
     json!({
         "requests": all.requests,
         "failed": all.failed,
+        "client_errors": all.client_errors,
+        "server_errors": all.server_errors,
+        "given_away_tokens": all.given_away,
         "retries": all.retries,
         "prompt_tokens": all.prompt_tokens,
         "saved_tokens": all.cached_tokens,

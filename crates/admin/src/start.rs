@@ -11,10 +11,12 @@ use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessE
 
 use crate::access::{AdminAccess, AdminAccessError};
 use crate::admin::{Admin, Logging};
+use crate::history::ChartHistory;
 use crate::recent::RecentDecisions;
 use crate::sampling;
 use crate::serve;
-use wornpath_config::{Config, Settings, Tokenizers};
+use crate::viewers::LiveViewers;
+use wornpath_config::{Config, EffectiveValue, Settings, Tokenizers};
 use wornpath_gateway::fleet::alerts;
 use wornpath_gateway::fleet::discovery::discover_pods;
 use wornpath_gateway::fleet::discovery::reader::scrape_engines;
@@ -37,6 +39,8 @@ pub struct Setup {
     pub tokenizers: Tokenizers,
     /// Changes the log level.
     pub logging: Box<dyn Logging>,
+    /// The options of the command line, each with the key that it overrides.
+    pub options: Vec<EffectiveValue>,
 }
 
 /// The running services.
@@ -126,7 +130,7 @@ pub fn start_with(
     observers.extend(export::start(gateway, &metrics));
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
-    let Setup { path, config, tokenizers, logging } = setup;
+    let Setup { path, config, tokenizers, logging, options } = setup;
     let start = StartConfig { path, config, tokenizers, overrides };
     let running = RunningConfig::new(Arc::clone(gateway.pods()), Arc::clone(&metrics), start);
     let running = Arc::new(running);
@@ -146,13 +150,16 @@ pub fn start_with(
             let failed = |cause| StartError::Listen { address, cause };
             let listener = listener.map_err(failed)?;
             let bound = listener.local_addr().map_err(failed)?;
-            let admin = Admin::new(
-                Arc::clone(gateway),
-                Arc::clone(&running),
-                Arc::clone(&recent),
+            let admin = Admin {
+                gateway: Arc::clone(gateway),
+                running: Arc::clone(&running),
+                recent: Arc::clone(&recent),
                 access,
                 logging,
-            );
+                options,
+                viewers: LiveViewers::default(),
+                history: ChartHistory::default(),
+            };
             let listener = Arc::new(listener);
             let admin = Arc::new(admin);
             supervise(background, "admin listener", &admin, move |admin| {

@@ -1,6 +1,6 @@
 //! The viewers of the live stream, and the rates that they see.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::sync::mpsc;
+use wornpath_gateway::observe::metrics::ByOrigin;
 use wornpath_gateway::observe::metrics::totals::{Figures, Totals};
 use wornpath_index::Moment;
 
@@ -97,33 +98,50 @@ impl LiveViewers {
 
 /// The totals of the last few snapshots.
 #[derive(Default)]
-pub(crate) struct RateWindow(VecDeque<(Moment, Totals)>);
+pub(crate) struct RateWindow(VecDeque<Observation>);
+
+/// Totals at one moment.
+struct Observation {
+    at: Moment,
+    by_pod: Totals,
+    by_origin: ByOrigin,
+}
 
 /// The difference of two totals.
 pub(crate) struct Between {
     pub(crate) seconds: f64,
     pub(crate) by_pod: Totals,
+    pub(crate) by_origin: ByOrigin,
 }
 
 impl RateWindow {
     /// Adds totals; the difference within the window, if there are earlier totals.
-    pub(crate) fn observe(&mut self, now: Moment, totals: Totals) -> Option<Between> {
-        while self.0.len() > 1 && self.0[1].0 + WINDOW <= now {
+    pub(crate) fn observe(
+        &mut self,
+        now: Moment,
+        by_pod: Totals,
+        by_origin: ByOrigin,
+    ) -> Option<Between> {
+        while self.0.len() > 1 && self.0[1].at + WINDOW <= now {
             self.0.pop_front();
         }
-        let between = self.0.front().map(|(then, before)| Between {
-            seconds: now.since(*then).as_secs_f64().max(1e-3),
-            by_pod: since(&totals, before),
+        let between = self.0.front().map(|before| Between {
+            seconds: now.since(before.at).as_secs_f64().max(1e-3),
+            by_pod: since(&by_pod, &before.by_pod),
+            by_origin: since(&by_origin, &before.by_origin),
         });
-        self.0.push_back((now, totals));
+        self.0.push_back(Observation { at: now, by_pod, by_origin });
         between
     }
 }
 
-fn since(now: &Totals, before: &Totals) -> Totals {
+fn since<K: Ord + Clone>(
+    now: &BTreeMap<K, Figures>,
+    before: &BTreeMap<K, Figures>,
+) -> BTreeMap<K, Figures> {
     let none = Figures::default();
-    let figures = |(pod, figures): (&String, &Figures)| {
-        (pod.clone(), figures.since(before.get(pod).unwrap_or(&none)))
+    let figures = |(key, figures): (&K, &Figures)| {
+        (key.clone(), figures.since(before.get(key).unwrap_or(&none)))
     };
     now.iter().map(figures).collect()
 }
@@ -139,9 +157,13 @@ mod tests {
             Totals::from([("a".to_owned(), Figures { requests: count, ..Figures::default() })])
         };
         let at = Moment::from_secs;
-        assert!(window.observe(at(100), requests(50)).is_none(), "one observation gives no rate");
+        assert!(
+            window.observe(at(100), requests(50), ByOrigin::new()).is_none(),
+            "one observation gives no rate"
+        );
         for second in 1..=20 {
-            let between = window.observe(at(100 + second), requests(50 + 10 * second)).unwrap();
+            let totals = requests(50 + 10 * second);
+            let between = window.observe(at(100 + second), totals, ByOrigin::new()).unwrap();
             let rate = between.by_pod["a"].requests as f64 / between.seconds;
             assert!((rate - 10.0).abs() < 1e-9, "{rate}");
             assert!(between.seconds <= 5.0, "{}", between.seconds);

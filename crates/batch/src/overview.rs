@@ -14,6 +14,9 @@ use wornpath_planner::{Plan, Queue};
 /// Number of finished batches that are still shown.
 const ENDED: usize = 10;
 
+/// Invalid lines that are shown of a batch.
+const SHOWN_ERRORS: usize = 10;
+
 /// State of batches that is not stored.
 #[derive(Default)]
 pub(crate) struct Overview(Mutex<OverviewState>);
@@ -63,12 +66,28 @@ impl Overview {
     }
 }
 
+/// Invalid lines by their code and line number. Their messages quote what the client wrote.
+fn errors(object: &Value) -> Vec<Value> {
+    let lines = object["errors"]["data"].as_array().map_or(&[][..], Vec::as_slice);
+    let shown = |error: &Value| json!({"code": error["code"], "line": error["line"]});
+    lines.iter().take(SHOWN_ERRORS).map(shown).collect()
+}
+
 /// A plan in figures: what each pod gets, and what sharing prefixes saves.
 pub(crate) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
     let stops = plan.route().stops().iter();
     let prompt_tokens: u64 = stops.map(|stop| queue.prompt_tokens(stop.job) as u64).sum();
-    let share =
-        |(at, pod): (usize, &String)| json!({"pod": pod, "requests": plan.jobs_of(at).count()});
+    let share = |(at, pod): (usize, &String)| {
+        let own = || plan.segments().iter().filter(move |segment| segment.pod == at);
+        let stops = own().flat_map(|segment| &plan.route().stops()[segment.stops.clone()]);
+        let millis: f64 = own().map(|segment| plan.route().cost(segment.stops.clone())).sum();
+        json!({
+            "pod": pod, "requests": plan.jobs_of(at).count(),
+            "computed_tokens": stops.map(|stop| u64::from(stop.fresh)).sum::<u64>(),
+            // At the speed that all pods are compared with.
+            "work_seconds": millis / 1e3,
+        })
+    };
     json!({
         "requests": plan.route().stops().len() + plan.copies().len(),
         "copies": plan.copies().len(),
@@ -106,8 +125,15 @@ impl Overview {
     }
 
     fn shown(&self, batch: &Batch, now: Moment) -> Value {
+        let object = batch.to_json();
         let mut shown = json!({
             "id": batch.id,
+            "name": batch.metadata.as_ref().and_then(|metadata| metadata.get("name")),
+            "created_at": batch.created_at(),
+            "started_at": object["in_progress_at"],
+            "ended_at": batch.ended_at(),
+            "error_file": batch.error_file_id,
+            "errors": errors(&object),
             "owner": batch.owner,
             "endpoint": batch.endpoint,
             "status": batch.status().word(),

@@ -24,6 +24,7 @@ use crate::address;
 use crate::check::BAD_CONFIGURATION;
 
 mod arguments;
+mod given;
 mod listening;
 mod logging;
 mod policy;
@@ -66,13 +67,14 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     let admin_scheme = scheme(settings.tls.admin.is_some());
     let admin = Cell::new(None);
     let batch = settings.batch.clone();
+    let given = given::options(arguments);
     let set_up = |gateway: &_| {
         let arguments = arguments.clone();
         // A reload applies the command line to the new file again.
         let override_file = move |from_file| {
             self::settings(&arguments, from_file).map_err(|error| format!("{error:#}"))
         };
-        let setup = Setup { path, config, tokenizers, logging };
+        let setup = Setup { path, config, tokenizers, logging, options: given };
         admin.set(start_with(gateway, setup, Box::new(override_file))?.admin);
         if let Some(rules) = batch {
             serve_batches(gateway, rules)?;

@@ -11,6 +11,7 @@ use wornpath_yaml::{
 };
 
 use crate::diagnostics::Diagnostics;
+use crate::effective::{EffectiveValue, effective};
 use crate::env::{Environment, RelativePaths};
 use crate::pod::PodConfig;
 use crate::secret::{ExposedSecret, SecretFile};
@@ -24,7 +25,7 @@ use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
     access_log, batch, checkpoint, discovery, limits, listen, metrics, models, pods, profiles,
-    routes, sources, telemetry, tenants, tls,
+    routes, shadow, sources, telemetry, tenants, tls,
 };
 use crate::settings::ModelSettings;
 use crate::settings::{CacheSharing, Credentials, DebugHeaders, LogFormat, Settings, StreamUsage};
@@ -49,6 +50,8 @@ pub struct Config {
     secrets: Vec<SecretFile>,
     /// State of its files when they were read.
     file_state: FileState,
+    /// Every key, for operators.
+    effective: Arc<[EffectiveValue]>,
 }
 
 /// All problems of a configuration and of the files that it names.
@@ -58,7 +61,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 29] = [
     "listen",
     "models",
     "pods",
@@ -71,6 +74,7 @@ const KEYS: [&str; 28] = [
     "isolation",
     "routes",
     "profiles",
+    "shadow",
     "limits",
     "timeouts",
     "retries",
@@ -144,7 +148,11 @@ impl Config {
     ) -> Result<Self, ConfigRefused> {
         let mut diagnostics = Diagnostics::new(environment);
         let config = match parse(text) {
-            Ok(root) => Some(sections(&root, &mut diagnostics)),
+            Ok(root) => {
+                let mut config = sections(&root, &mut diagnostics);
+                config.effective = effective(Some(&root), environment, TOP).into();
+                Some(config)
+            }
             Err(problem) => {
                 diagnostics.problems.push(problem);
                 None
@@ -168,6 +176,7 @@ impl Config {
             certificates: Vec::new(),
             secrets: Vec::new(),
             file_state: FileState::default(),
+            effective: effective(None, &RelativePaths::new(Path::new("")), TOP).into(),
         }
     }
 
@@ -219,6 +228,12 @@ impl Config {
     #[must_use]
     pub const fn file_state(&self) -> &FileState {
         &self.file_state
+    }
+
+    /// Every key with its value and where that comes from, without the options of the command line.
+    #[must_use]
+    pub fn effective(&self) -> &[EffectiveValue] {
+        &self.effective
     }
 
     /// The listeners.
@@ -358,6 +373,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     settings.routes = routes::routes(root, scope, &mut settings.profiles, diagnostics);
     routes::default_first(&settings.routes, &mut settings.profiles);
     routes::check_roles(root, roles, &settings, diagnostics);
+    settings.shadow = shadow::shadow(root, &settings.profiles, diagnostics);
     routes::check_events(root, &pods, &settings, diagnostics);
     limits::bounds(root, &mut settings, diagnostics);
     settings.metrics = metrics::metrics(root, diagnostics);
@@ -376,6 +392,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
         certificates: std::mem::take(&mut diagnostics.files),
         secrets: std::mem::take(&mut diagnostics.secrets),
         file_state: FileState::default(),
+        effective: Arc::default(),
     }
 }
 

@@ -15,6 +15,7 @@ mod batch_rules;
 mod builtin;
 mod config;
 mod diagnostics;
+mod effective;
 mod engine_priority;
 mod env;
 mod pod;
@@ -30,6 +31,7 @@ mod watch;
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
+pub use effective::{EffectiveValue, ValueSource};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
@@ -48,8 +50,8 @@ pub use settings::{
     AccessLogSettings, AccessLogTarget, BlockSize, BodyLength, CacheSharing, CheckpointSettings,
     Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
     Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
-    OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, StreamUsage,
-    TelemetrySettings, TenantSettings,
+    OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, ShadowSettings,
+    StreamUsage, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

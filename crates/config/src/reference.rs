@@ -7,7 +7,7 @@ use wornpath_yaml::{Parameter, parameter_table};
 use crate::config::TOP;
 use crate::sections::{
     access_log, batch, checkpoint, discovery, epp, kubernetes, limits, listen, metrics, models,
-    password, pods, routes, sources, telemetry, tenants, tls,
+    password, pods, routes, shadow, sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -110,6 +110,13 @@ const PARTS: &[ReferencePart] = &[
         "A map from names to profiles: either the profile itself, or the path of its file. \
          Plugins and their parameters: [plugins/reference.md](plugins/reference.md).",
         &[],
+    ),
+    (
+        "shadow",
+        "A second profile that decides beside the one of the route, without effect: it reserves no load, and the index learns \
+         nothing of it. The dashboard and `wornpath_shadow_…` compare the two: how often they agree, and the cached tokens and \
+         the time to first token that are predicted for both choices. Without this section nothing is compared.",
+        shadow::SHADOW,
     ),
     ("limits", "Limits for clients, and capacities.", limits::LIMITS),
     ("timeouts", "Timeouts of calls to pods.", limits::TIMEOUTS),

@@ -41,6 +41,8 @@ pub struct Settings {
     pub profiles: Vec<NamedProfile>,
     /// The routes; the first match applies.
     pub routes: Vec<RouteSettings>,
+    /// The profile that decides beside the first, if one does.
+    pub shadow: Option<ShadowSettings>,
     /// The tenants; without any, every caller is accepted.
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
@@ -235,6 +237,7 @@ impl Default for Settings {
             models: Vec::new(),
             profiles: Vec::new(),
             routes: Vec::new(),
+            shadow: None,
             tenants: Vec::new(),
             sharing: CacheSharing::Shared,
             isolation: IsolationRules::default(),
@@ -397,6 +400,15 @@ pub struct NamedProfile {
     pub file: String,
     /// Its YAML.
     pub text: String,
+}
+
+/// A profile that decides beside the first one, without effect.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ShadowSettings {
+    /// The profile.
+    pub profile: NamedProfile,
+    /// Most requests per second that it decides.
+    pub per_second: f64,
 }
 
 /// A route: the requests that use a profile. A condition that is `None` matches every request.

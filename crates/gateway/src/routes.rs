@@ -4,7 +4,7 @@
 //! the first profile counts.
 
 use std::sync::Arc;
-use wornpath_config::{RouteSettings, Settings};
+use wornpath_config::{RouteSettings, Settings, ShadowSettings};
 use wornpath_routing::{Models, Name, Problems, Profile, ProfileEnv, WithoutEvents};
 
 /// Why the profiles or routes of a configuration are invalid.
@@ -35,6 +35,16 @@ pub struct RouteTable {
     routes: Vec<(RouteSettings, usize)>,
     /// Pairs of an alias that clients may send and the name that pods know the model by.
     aliases: Vec<(String, Name)>,
+    shadow: Option<ShadowProfile>,
+}
+
+/// A profile that decides beside the first one, without effect.
+#[derive(Debug)]
+pub(crate) struct ShadowProfile {
+    pub(crate) name: Name,
+    /// An instance of its own: its plugins remember what it chose.
+    pub(crate) profile: Profile,
+    pub(crate) per_second: f64,
 }
 
 impl RouteTable {
@@ -55,6 +65,16 @@ impl RouteTable {
         for named in &settings.profiles {
             match Profile::check(&named.file, &named.text, &env) {
                 Ok(profile) => profiles.push((Name::from(named.name.as_str()), Arc::new(profile))),
+                Err(found) => problems.push(found),
+            }
+        }
+        let mut shadow = None;
+        if let Some(ShadowSettings { profile: named, per_second }) = &settings.shadow {
+            match Profile::check(&named.file, &named.text, &env) {
+                Ok(profile) => {
+                    let name = Name::from(named.name.as_str());
+                    shadow = Some(ShadowProfile { name, profile, per_second: *per_second });
+                }
                 Err(found) => problems.push(found),
             }
         }
@@ -81,7 +101,7 @@ impl RouteTable {
         let aliases = settings.models.iter().flat_map(|model| {
             model.aliases.iter().map(|other| alias(&model.name, other)).collect::<Vec<_>>()
         });
-        Ok(Self { models, profiles, routes, aliases: aliases.collect() })
+        Ok(Self { models, profiles, routes, aliases: aliases.collect(), shadow })
     }
 
     /// The profile that serves a request, with its name.
@@ -126,6 +146,10 @@ impl RouteTable {
     #[must_use]
     pub const fn models(&self) -> &Arc<Models> {
         &self.models
+    }
+
+    pub(crate) const fn shadow(&self) -> Option<&ShadowProfile> {
+        self.shadow.as_ref()
     }
 
     pub(crate) fn aliases(&self) -> &[(String, Name)] {

@@ -2,9 +2,14 @@
 //!
 //! A plan reserves load on its pods, and becomes the speculative insert of the thread that decides.
 
+mod best_cached;
+mod survey;
+
 use std::time::Duration;
 
 use wornpath_index::PodId;
+
+pub use survey::PodEstimate;
 
 use crate::decision_state::{DecisionEnv, DecisionScratch};
 use crate::explain::Recorder;
@@ -413,13 +418,15 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 let pod = &self.env.fleet[bound.candidate];
                 planned.pod = Some(pod.id());
                 planned.fallbacks = bound.fallbacks;
-                planned.cache = self.cache_hint(bound.candidate);
+                planned.cache = self.cache_hint(step, bound.candidate);
                 if let Some(field) = rules.cache_hint.clone() {
                     let value = planned.cache.to_json();
                     planned.mutations.push(Mutation::Set { field, value });
                 }
-                let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens);
-                planned.reservation = Some(load.sent_at(self.env.now));
+                if self.env.state.has_effects() {
+                    let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens);
+                    planned.reservation = Some(load.sent_at(self.env.now));
+                }
                 if !self.context.request.is_streamed() {
                     let pending = u32::try_from(pod.state().prefill_tokens()).unwrap_or(u32::MAX);
                     planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));
@@ -453,7 +460,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let pod = &self.env.fleet[candidate];
         // An approximated cache is renewed with every request.
         let is_known = depth >= blocks.chain.len() && pod.state().trust() != EventTrust::Guessed;
-        if !step.rules.speculates || is_known {
+        if !step.rules.speculates || is_known || !self.env.state.has_effects() {
             return false;
         }
         let pod = pod.id();
@@ -462,23 +469,23 @@ impl<'a> DecisionRun<'a, '_, '_> {
     }
 
     /// What the pod holds of the prompt, with the tiers that its engine reported.
-    fn cache_hint(&mut self, candidate: Candidate) -> CacheHint {
+    fn cache_hint(&mut self, step: &WorkflowStep, candidate: Candidate) -> CacheHint {
+        let elsewhere = self.depth_elsewhere(candidate);
+        let best = self.best_cached(step, candidate, elsewhere);
+        let nothing = CacheHint { best, ..CacheHint::default() };
         let depth = self.depth(candidate) as usize;
         let blocks =
             self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
-        let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
-        // Engines always compute the last token of a prompt, and with it its whole block.
-        let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
-        let counted = depth.min(most);
+        let Some(blocks) = blocks.filter(|_| depth > 0) else { return nothing };
+        let counted = depth.min(best_cached::countable(blocks));
         let tokens = (counted * blocks.block_tokens) as u64;
-        let elsewhere = self.depth_elsewhere(candidate).min(counted);
-        let unique_tokens = ((counted - elsewhere) * blocks.block_tokens) as u64;
+        let unique_tokens = ((counted - elsewhere.min(counted)) * blocks.block_tokens) as u64;
         let state = &mut *self.env.state;
         let holdings = &mut state.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
         let pod = &self.env.fleet[candidate];
         let Ok(confirmed) = state.index.block_locations(pod.id(), held, holdings) else {
-            return CacheHint::default();
+            return nothing;
         };
         let is_speculative = confirmed < counted && pod.state().trust() != EventTrust::Guessed;
         let speculative = is_speculative.then(|| held[counted - 1]);
@@ -493,7 +500,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
                 }),
             }
         }
-        CacheHint { tokens, unique_tokens, runs, speculative }
+        CacheHint { tokens, unique_tokens, runs, speculative, best }
     }
 
     /// Leading blocks of the prompt that a pod other than `candidate` holds.

@@ -30,7 +30,17 @@ pub struct DecisionState {
     /// The insert of the last plan, until it is committed or taken.
     pending: SpeculativeInsert,
     history: Option<Arc<dyn RoutingHistory>>,
+    effects: Effects,
     pub(crate) scratch: DecisionScratch,
+}
+
+/// Whether decisions count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Effects {
+    /// Plans reserve load, and become speculative inserts.
+    Real,
+    /// Plans change nothing.
+    None,
 }
 
 /// Buffers that decisions reuse.
@@ -58,8 +68,20 @@ impl DecisionState {
         Self::build(index, Some(history))
     }
 
+    /// A state whose decisions change nothing: their plans reserve no load and insert nothing. For
+    /// comparisons and explanations.
+    #[must_use]
+    pub fn rehearsing(index: &Index) -> Self {
+        Self { effects: Effects::None, ..Self::build(index, None) }
+    }
+
+    pub(crate) fn has_effects(&self) -> bool {
+        self.effects == Effects::Real
+    }
+
     fn build(index: &Index, history: Option<Arc<dyn RoutingHistory>>) -> Self {
         Self {
+            effects: Effects::Real,
             index: index.clone(),
             reader: index.reader(),
             writer: index.writer(),

@@ -66,7 +66,7 @@ mod wait_queue;
 mod workflow;
 
 pub use assembly::PluginView;
-pub use decide::Retry;
+pub use decide::{PodEstimate, Retry};
 pub use decision_state::{DecisionEnv, DecisionState, RoutingHistory, SpeculativeInsert};
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
@@ -80,8 +80,8 @@ pub use messages::Messages;
 pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError, Untokenized};
 pub use name::{Name, Role};
 pub use plan::{
-    AfterFailure, AwaitedPod, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome,
-    PlanStep, RoutingPlan, SkippedBecause, Start, Transfer,
+    AfterFailure, AwaitedPod, BestCached, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation,
+    Outcome, PassedOver, PlanStep, RoutingPlan, SkippedBecause, Start, Transfer,
 };
 pub use plugin::{Assembly, AssemblyRefused, InstalledTooLate, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;

@@ -128,6 +128,65 @@ pub struct CacheHint {
     /// no event has confirmed it yet. None for a pod without events, whose cache is always
     /// approximated.
     pub speculative: Option<BlockHash>,
+    /// The pod that holds most of the prompt, if it holds more than this one.
+    pub best: Option<BestCached>,
+}
+
+/// A pod that holds more of a prompt than the chosen one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BestCached {
+    /// The pod.
+    pub pod: PodId,
+    /// Leading tokens of the prompt that it need not compute.
+    pub tokens: u64,
+    /// Why it was not chosen.
+    pub why: PassedOver,
+}
+
+/// Why a plan does not use the pod that holds most of its prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PassedOver {
+    /// It passed every filter, and another pod had the better total: it has more to do.
+    Load,
+    /// It is down, draining or on trial.
+    Health,
+    /// It lacks the role of the step.
+    Role,
+    /// It failed in an earlier attempt of the same request.
+    Excluded,
+    /// It is full: a request would wait for it.
+    Hold,
+    /// The data plane does not allow it.
+    Subset,
+    /// Another filter dropped it.
+    Filter,
+}
+
+impl PassedOver {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Load,
+        Self::Health,
+        Self::Role,
+        Self::Excluded,
+        Self::Hold,
+        Self::Subset,
+        Self::Filter,
+    ];
+
+    /// Its word in metrics and JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Health => "health",
+            Self::Role => "role",
+            Self::Excluded => "excluded",
+            Self::Hold => "hold",
+            Self::Subset => "subset",
+            Self::Filter => "filter",
+        }
+    }
 }
 
 /// Blocks in a row that lie on one tier.

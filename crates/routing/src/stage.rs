@@ -85,6 +85,11 @@ pub trait Score: Send + Sync {
     /// Writes one score per candidate. All are zero on entry.
     fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]);
 
+    /// The predicted time to first token on a pod, if the scorer predicts it.
+    fn first_token(&self, _decision: &Decision<'_>, _candidate: Candidate) -> Option<Duration> {
+        None
+    }
+
     /// Called when a plan uses a pod that this scorer's selector chose.
     fn chosen(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }

@@ -1,6 +1,6 @@
 // Offline work: how far each batch is, how long it will take, what its plan saves, and the prefix forest behind it.
 
-import { bar, count, duration, empty, h, percent } from "./draw.js";
+import { bar, clock, count, duration, empty, h, percent } from "./draw.js";
 import { icicle } from "./icicle.js";
 import { get } from "./stream.js";
 
@@ -54,7 +54,7 @@ function forest(state, id) {
 function plan(batch) {
   const { plan } = batch;
   if (!plan) return null;
-  const most = Math.max(1, ...plan.pods.map((pod) => pod.requests));
+  const most = Math.max(1e-9, ...plan.pods.map((pod) => pod.work_seconds));
   return h("div", { class: "plan" },
     h("h3", {}, "Plan"),
     h("p", { class: "figures" },
@@ -62,30 +62,59 @@ function plan(batch) {
       h("span", {}, h("b", {}, count(plan.planned_tokens)), h("small", {}, `of ${count(plan.prompt_tokens)} prompt tokens computed`)),
       h("span", {}, h("b", {}, count(plan.least_tokens)), h("small", {}, "at the very least")),
       plan.copies ? h("span", {}, h("b", {}, count(plan.copies)), h("small", {}, "equal requests computed once")) : null),
-    h("ul", { class: "shares" }, plan.pods.map((pod) =>
-      h("li", {}, h("span", {}, pod.pod), bar(pod.requests / most), h("span", { class: "number" }, count(pod.requests))))));
+    h("ul", { class: "shares work", "aria-label": "Work of each pod" }, plan.pods.map((pod) =>
+      h("li", {}, h("span", {}, pod.pod), bar(pod.work_seconds / most),
+        h("span", { class: "number" }, `${duration(pod.work_seconds)}, ${count(pod.computed_tokens)} tokens of ${count(pod.requests)} requests`)))),
+    h("p", { class: "quiet" }, "A bar is the time that the pod's part takes at one speed."));
 }
+
+// Who sent it, and when what happened.
+function times(batch) {
+  const took = batch.ended_at && batch.started_at ? batch.ended_at - batch.started_at : null;
+  const facts = [
+    ["Tenant", batch.owner || "–"], ["Created", clock(batch.created_at)], ["Started", clock(batch.started_at)],
+    [batch.ended_at ? "Ended" : "Expires", batch.ended_at ? `${clock(batch.ended_at)}${took === null ? "" : `, after ${duration(took)}`}` : `in ${duration(batch.expires_in_seconds)}`],
+  ];
+  return h("dl", { class: "facts across" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+function errors(batch) {
+  if (!batch.errors?.length && !batch.lines.failed) return null;
+  return h("div", { class: "errors" },
+    batch.errors?.length ? h("ul", { class: "plain" }, batch.errors.map(({ code, line }) =>
+      h("li", { class: "bad" }, line ? `line ${count(line)}: ` : "", String(code).replaceAll("_", " ")))) : null,
+    batch.lines.failed ? h("p", { class: "bad" }, `${count(batch.lines.failed)} lines failed`,
+      batch.error_file ? [": their errors are in the file ", h("code", {}, batch.error_file)] : "") : null);
+}
+
+const isOver = (batch) => ["completed", "failed", "expired", "cancelled"].includes(batch.status);
 
 function card(state, batch) {
   const { total, completed, failed } = batch.lines;
   const done = completed + failed;
   const left = batch.seconds_left === undefined ? null : done < total ? `about ${duration(batch.seconds_left)} left` : "all answered";
   const kind = { completed: "good", failed: "bad", expired: "bad", cancelled: "warn" }[batch.status] ?? "";
+  state.ui.batches ??= {};
+  const isOpen = state.ui.batches[batch.id] ?? !isOver(batch);
+  const toggle = () => { state.ui.batches[batch.id] = !isOpen; state.redraw(); };
   return h("article", { class: "card", "data-key": batch.id },
     h("div", { class: "title" },
-      h("h2", {}, h("code", {}, batch.id)),
-      h("span", { class: kind }, batch.status.replace("_", " "))),
-    h("div", { class: "progress", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": total, "aria-valuenow": done, "aria-label": `${done} of ${total} lines` },
-      bar(total ? done / total : 0, "saved")),
-    h("p", { class: "figures" },
-      h("span", {}, h("b", {}, percent(total ? done / total : 0)), h("small", {}, `${count(done)} of ${count(total)} lines`)),
-      failed ? h("span", {}, h("b", { class: "bad" }, count(failed)), h("small", {}, "failed")) : null,
-      left ? h("span", {}, h("b", {}, left), h("small", {}, `${count(batch.in_flight)} under way`)) : null,
-      h("span", {}, h("b", {}, percent(batch.prompt_tokens ? batch.cached_tokens / batch.prompt_tokens : NaN)), h("small", {}, `of ${count(batch.prompt_tokens)} prompt tokens cached`))),
-    batch.blocked ? h("p", { class: "bad" }, `Nothing is written at the moment: ${batch.blocked}`) : null,
-    batch.pods_gone ? h("p", { class: "warn" }, `${batch.pods_gone} of its pods do not answer.`) : null,
-    plan(batch),
-    forest(state, batch.id));
+      h("h2", {}, h("button", { class: "link fold", type: "button", "aria-expanded": String(isOpen), onclick: toggle }, isOpen ? "▾ " : "▸ ", batch.name ? [String(batch.name), " "] : null, h("code", {}, batch.id))),
+      h("span", {}, isOpen ? null : h("span", { class: "quiet" }, `${count(done)} of ${count(total)} lines${batch.owner ? ` · ${batch.owner}` : ""} · ${clock(batch.ended_at ?? batch.created_at)} `), h("span", { class: kind }, batch.status.replace("_", " ")))),
+    isOpen ? h("div", { "data-key": "open" },
+      times(batch),
+      h("div", { class: "progress", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": total, "aria-valuenow": done, "aria-label": `${done} of ${total} lines` },
+        bar(total ? done / total : 0, "saved")),
+      h("p", { class: "figures" },
+        h("span", {}, h("b", {}, percent(total ? done / total : 0)), h("small", {}, `${count(done)} of ${count(total)} lines`)),
+        failed ? h("span", {}, h("b", { class: "bad" }, count(failed)), h("small", {}, "failed")) : null,
+        left ? h("span", {}, h("b", {}, left), h("small", {}, `${count(batch.in_flight)} under way`)) : null,
+        h("span", {}, h("b", {}, percent(batch.prompt_tokens ? batch.cached_tokens / batch.prompt_tokens : NaN)), h("small", {}, `of ${count(batch.prompt_tokens)} prompt tokens cached`))),
+      errors(batch),
+      batch.blocked ? h("p", { class: "bad" }, `Nothing is written at the moment: ${batch.blocked}`) : null,
+      batch.pods_gone ? h("p", { class: "warn" }, `${batch.pods_gone} of its pods do not answer.`) : null,
+      plan(batch),
+      forest(state, batch.id)) : null);
 }
 
 export const batches = {

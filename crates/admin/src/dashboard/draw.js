@@ -38,6 +38,7 @@ export function patch(there, wanted) {
   // Keeps what the user is typing.
   if (there.nodeName === "TEXTAREA" || there.nodeName === "INPUT") return;
   patchChildren(there, [...wanted.childNodes]);
+  if (there.nodeName === "SELECT" && there.value !== wanted.value) there.value = wanted.value;
 }
 
 export function patchChildren(parent, wanted) {
@@ -85,6 +86,15 @@ export function duration(seconds) {
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+// The time of day, with the date if it is another.
+export function clock(seconds) {
+  if (!is(seconds)) return NONE;
+  const then = new Date(seconds * 1000);
+  const isToday = then.toDateString() === new Date().toDateString();
+  const day = isToday ? "" : `${then.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} `;
+  return `${day}${then.toLocaleTimeString("en-GB")}`;
 }
 
 export const micros = (value) => duration(is(value) ? value / 1e6 : value);

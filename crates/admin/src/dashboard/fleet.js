@@ -1,6 +1,12 @@
 // The fleet at a glance: how much comes, how fast it is answered, what caches save, and how every pod is.
 
 import { changes, chart, ranges, remember } from "./history.js";
+import { address, here } from "./address.js";
+import { failures } from "./failures.js";
+import { figures } from "./figures.js";
+import { heat } from "./heat.js";
+import { origins } from "./origins.js";
+import { drawPod, enterPod } from "./pod.js";
 import { bar, cell, count, duration, empty, finely, h, lines, percent, rate, table } from "./draw.js";
 
 // A load that fills its bar, unless a pod has more.
@@ -9,6 +15,8 @@ const BUSY = 16;
 const MANY = 12;
 // And so many are shown at once.
 const ROWS = 40;
+// Of what wants a look, so much is said in words.
+const MOST_CONCERNS = 6;
 // How long an order of many pods stands, in milliseconds: rows that jump cannot be read.
 const SETTLED = 5000;
 
@@ -52,10 +60,37 @@ const kindOf = ({ health, breaker }) =>
 const isUp = (pod) => pod.health === "up";
 
 // Warnings, each in one sentence.
-export function concerns({ pods, is_config_refused: refused }) {
+// A pod is slow if it takes so many times as long between two tokens as half of the pods, and so many seconds more.
+const SLOW = 3;
+const NOTICED = 0.005;
+
+// Slow pods among those of the same models and roles. Times to the first byte say less: they depend on what is cached.
+function slow(pods) {
   const said = [];
+  const timed = pods.filter(({ recent }) => recent?.inter_token_seconds > 0);
+  for (const group of Map.groupBy(timed, ({ models, roles }) => [...models, "", ...roles].join()).values()) {
+    if (group.length < 3) continue;
+    const times = group.map(({ recent }) => recent.inter_token_seconds).sort((a, b) => a - b);
+    const usual = times[Math.floor((times.length - 1) / 2)];
+    for (const { name, recent: { inter_token_seconds: time } } of group) {
+      if (time > SLOW * usual && time > usual + NOTICED) said.push(["warn", `${name} is slow: ${duration(time)} between two tokens, where half of the pods take ${duration(usual)} at most.`]);
+    }
+  }
+  return said;
+}
+
+// Roles and models of which no pod is up.
+function missing(pods) {
+  const none = (what, read) => [...new Set(pods.flatMap(read))].filter((name) => !pods.some((pod) => isUp(pod) && read(pod).includes(name)))
+    .map((name) => ["bad", `No pod ${what} ${name} is up.`]);
+  return [...none("of the role", ({ roles }) => roles), ...none("with the model", ({ models }) => models)];
+}
+
+export function concerns({ pods, is_config_refused: refused }) {
+  const said = [...missing(pods), ...slow(pods)];
   if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
   for (const pod of pods) {
+    if (pod.health === "draining") said.push(["warn", `${pod.name} is draining: it gets no new requests.`]);
     if (pod.health === "down") said.push(["bad", pod.breaker === "open"
       ? `${pod.name} is down: it failed at ${pod.url}, and gets nothing until a probe succeeds.`
       : `${pod.name} is down: it has not said yet what it serves at ${pod.url}.`]);
@@ -65,7 +100,7 @@ export function concerns({ pods, is_config_refused: refused }) {
     const feed = pod.events.feed?.state;
     if (feed === "stale" || feed === "quarantined") said.push(["warn", `${pod.name}: its cache events are ${feed}.`]);
   }
-  return said;
+  return said.sort(([one], [other]) => one.localeCompare(other));
 }
 
 function eventState({ events: { feed, trust, guess } }) {
@@ -93,7 +128,7 @@ function row(pod, most) {
   const state = [pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting", avoided: "avoided" }[pod.breaker]];
   return h("tr", { "data-key": pod.name, class: kind === "bad" ? "down" : null },
     h("th", { scope: "row" },
-      h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), pod.name),
+      h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), h("a", { class: "link", href: address("fleet", pod.name) }, pod.name)),
       h("small", {}, [...pod.models, ...pod.roles].join(" · ") || pod.url)),
     cell("State", null, h("span", { class: kind === "good" ? null : kind }, state.filter(Boolean).join(", ") || "up"),
       h("small", {}, pod.breaker === "closed" ? "breaker closed" : null)),
@@ -158,18 +193,29 @@ function pods(state) {
 
 export const fleet = {
   title: "Fleet",
-  enter: remember,
+  enter(state) {
+    const { view, part } = here();
+    if (view === "fleet" && part) enterPod(state, part);
+    else remember(state);
+  },
   draw(state) {
+    const { view, part } = here();
+    if (view === "fleet" && part) return drawPod(state, part, kindOf);
     const said = concerns(state.snapshot);
     return h("div", {},
       h("h1", { class: "hidden" }, "Fleet"),
-      said.length ? h("ul", { class: "concerns", "aria-label": "Needs attention" }, said.map(([kind, words]) =>
-        h("li", { class: kind, "data-key": words }, h("i", { class: `dot ${kind}` }), words))) : null,
+      said.length ? h("ul", { class: "concerns", "aria-label": "Needs attention" }, said.slice(0, MOST_CONCERNS).map(([kind, words]) =>
+        h("li", { class: kind, "data-key": words }, h("i", { class: `dot ${kind}` }), words)),
+      said.length > MOST_CONCERNS ? h("li", { "data-key": "more" }, `and ${said.length - MOST_CONCERNS} more: the map below shows all.`) : null) : null,
+      failures(state),
+      state.snapshot.pods.length > MANY ? heat(state, kindOf) : null,
       ranges(state),
       tiles(state),
+      figures(state),
       changes(state),
       h("div", { class: "title" }, h("h2", {}, "Pods"),
         h("span", { class: "quiet" }, `${state.snapshot.pods.filter(isUp).length} of ${state.snapshot.pods.length} up`)),
-      pods(state));
+      pods(state),
+      origins(state));
   },
 };

@@ -1,7 +1,8 @@
 // The frame around the views: which one is shown, what is known, and when it is drawn again.
 
 import { duration, empty, h, patchChildren } from "./draw.js";
-import { follow, keepToken } from "./stream.js";
+import { here } from "./address.js";
+import { follow, hasToken, keepToken } from "./stream.js";
 import { batches } from "./batches.js";
 import { decisions } from "./decisions.js";
 import { events } from "./events.js";
@@ -19,9 +20,9 @@ const main = document.getElementById("main");
 let drawing = false;
 let drawn = null;
 
-// `#decisions/…` is a view and something in it.
+// `#decisions/…?…` is a view, something in it, and filters.
 const shown = () => {
-  const [name] = location.hash.slice(1).split("/");
+  const name = here().view;
   return name in VIEWS ? name : "fleet";
 };
 
@@ -77,12 +78,13 @@ function token() {
   const given = (event) => {
     event.preventDefault();
     keepToken(new FormData(event.target).get("token"));
-    Object.assign(state, { wantsToken: false, trouble: null });
+    Object.assign(state, { wantsToken: false, isTokenWrong: false, trouble: null });
     start();
     redraw();
   };
   return h("section", { class: "narrow" },
     h("h1", {}, "Token"),
+    state.isTokenWrong ? h("p", { class: "bad", role: "alert", id: "wrong" }, "The router refused this token: it is not the one whose digest is configured.") : null,
     h("p", {}, "This admin plane asks for a token: the text whose digest stands in ", h("code", {}, "listen.admin.token_digest"),
       ". It is kept until this tab is closed."),
     h("form", { onsubmit: given },
@@ -103,14 +105,15 @@ function start() {
       redraw();
     },
     (trouble) => {
-      Object.assign(state, { trouble, wantsToken: trouble.status === 401 });
+      const wantsToken = trouble.status === 401;
+      Object.assign(state, { trouble, wantsToken, isTokenWrong: wantsToken && hasToken() });
       redraw();
     },
   );
 }
 
 addEventListener("hashchange", () => {
-  if (shown() !== drawn) scrollTo(0, 0);
+  if (shown() !== drawn || shown() === "fleet") scrollTo(0, 0);
   VIEWS[shown()].enter?.(state);
   redraw();
 });

@@ -1,6 +1,7 @@
 // The profiles that decide, each as a graph: what prepares a request, the slots it fills, and the filters, scorers and
 // picker that read them, step by step.
 
+import { shadow } from "./shadow.js";
 import { cell, empty, h, table, waiting } from "./draw.js";
 import { get } from "./stream.js";
 
@@ -135,6 +136,7 @@ export const profiles = {
       h("div", { class: "chips", role: "group", "aria-label": "Profiles" }, found.profiles.map(choice)),
       h("p", {}, profile.description ?? ""),
       h("p", { class: "quiet" }, `Caches: ${profile.cache.meaning}.`, profile.cache.doubtful?.length ? ` Doubtful for ${profile.cache.doubtful.join(", ")}.` : ""),
+      shadow(state),
       drawing(state, profile.graph),
       h("p", { class: "quiet on-phone" }, "The graph goes on to the right: scroll it sideways."),
       h("details", {}, h("summary", {}, "As it is written, with every default"), h("pre", {}, profile.text)),

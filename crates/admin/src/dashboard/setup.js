@@ -2,6 +2,7 @@
 // checked by the router itself, which changes nothing.
 
 import { empty, h, waiting } from "./draw.js";
+import { effective } from "./effective.js";
 import { get, post } from "./stream.js";
 
 let asked = null;
@@ -11,8 +12,8 @@ function enter(state) {
   const now = `${state.snapshot?.generation} ${state.snapshot?.is_config_refused}`;
   if (asked === now && state.ui.config) return;
   asked = now;
-  Promise.all([get("/config"), get("/profiles"), get("/log-level")]).then(([config, profiles, { level }]) => {
-    Object.assign(state.ui, { config, profiles, level, unanswered: null });
+  Promise.all([get("/config"), get("/profiles"), get("/log-level"), get("/config/effective")]).then(([config, profiles, { level }, effective]) => {
+    Object.assign(state.ui, { config, profiles, level, effective, unanswered: null });
   }, (error) => {
     asked = null;
     state.ui.unanswered = error.message;
@@ -98,6 +99,7 @@ export const setup = {
           h("textarea", { id: "pasted", rows: 18, spellcheck: "false", autocomplete: "off", wrap: "off", placeholder: "prepare: [tokenize, block_hash]\nfilter: [healthy, model]\nscore:\n  - cache_affinity: {weight: 2}\n  - least_load\npick: max_score" }),
           h("p", { class: "quiet" }, known.length ? ["Start from ", known.map((one, at) => [at ? ", " : "", start(one)]), "."] : ""),
           h("button", { type: "submit" }, "Check")),
-        h("div", { "aria-live": "polite", id: "verdict" }, verdict(state))));
+        h("div", { "aria-live": "polite", id: "verdict" }, verdict(state))),
+      effective(state));
   },
 };

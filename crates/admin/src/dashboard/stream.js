@@ -14,6 +14,7 @@ export class Refused extends Error {
 }
 
 export const keepToken = (token) => sessionStorage.setItem(TOKEN, token);
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 
 function headers() {
   const token = sessionStorage.getItem(TOKEN);
@@ -39,7 +40,8 @@ function soon(promise) {
 
 export const get = async (path) => (await soon(ask(path))).json();
 export const post = async (path, body, type) =>
-  (await ask(path, { method: "POST", body, headers: { "content-type": type } })).json();
+  (await ask(path, { method: "POST", body, headers: type ? { "content-type": type } : {} })).json();
+export const del = async (path) => (await ask(path, { method: "DELETE" })).json();
 
 // Connects when the page becomes visible.
 const inSight = () => new Promise((seen) => {

@@ -59,7 +59,8 @@ impl TestServer {
         let settings = config.settings(&mut tokenizers).unwrap();
         let gateway = Gateway::new(settings, runtime.handle().clone(), 7).unwrap();
         let logging = Box::new(Levels(Mutex::new("info".to_owned())));
-        let setup = Setup { path: Some(path.to_owned()), config, tokenizers, logging };
+        let setup =
+            Setup { path: Some(path.to_owned()), config, tokenizers, logging, options: Vec::new() };
         let context = start(&gateway, setup).unwrap();
         Self { gateway, context, runtime }
     }

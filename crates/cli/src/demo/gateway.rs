@@ -42,7 +42,13 @@ impl<'scope> DemoGateway<'scope> {
             let batch = settings.batch.clone();
             let set_up = |gateway: &Arc<Gateway>| {
                 let tokenizers = Tokenizers::new(Path::new(""));
-                let setup = Setup { path: None, config: Config::bare(), tokenizers, logging };
+                let setup = Setup {
+                    path: None,
+                    config: Config::bare(),
+                    tokenizers,
+                    logging,
+                    options: Vec::new(),
+                };
                 let set_up = start(gateway, setup)?;
                 if let Some(rules) = batch {
                     serve_batches(gateway, rules)?;

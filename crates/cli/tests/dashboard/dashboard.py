@@ -4,6 +4,9 @@ usage: dashboard.py views ADMIN CLIENT CONTROL [IMAGES]
        dashboard.py token ADMIN
        dashboard.py gone ADMIN CLIENT PROCESS
        dashboard.py many ADMIN CLIENT CONTROL
+       dashboard.py operate ADMIN CLIENT [IMAGES]
+       dashboard.py 256 ADMIN CLIENT CONTROL [IMAGES]
+       dashboard.py incident ADMIN CLIENT CONTROL [IMAGES]
        dashboard.py demo ADMIN [IMAGES]
 
 Prints a line for everything it has seen; with a folder for images, pictures of the views are left there.
@@ -19,6 +22,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import incident
+import operating
 import scenes
 from browser import Browser
 from visit import DESKTOP, PHONE, Visit, post
@@ -30,8 +35,8 @@ BAD_PROFILE = "filter: [healthy, model]\nscore:\n  - least_lode: {weight: 1}\npi
 class Traffic:
     """Chats that share long beginnings, from a few threads, until it is told to stop."""
 
-    def __init__(self, client, threads=16):
-        self.client, self.over, self.failures = client, threading.Event(), []
+    def __init__(self, client, threads=16, key=None):
+        self.client, self.key, self.over, self.failures = client, key, threading.Event(), []
         self.threads = [threading.Thread(target=self.chat, args=(number,)) for number in range(threads)]
 
     def __enter__(self):
@@ -56,7 +61,7 @@ class Traffic:
             body = {"model": "m", "max_tokens": 12, "messages": [
                 {"role": "system", "content": house + book}, {"role": "user", "content": f"{chapter}{question}?"}]}
             try:
-                post(f"{self.client}/v1/chat/completions", body)
+                post(f"{self.client}/v1/chat/completions", body, key=self.key)
             except (urllib.error.URLError, OSError) as error:
                 self.failures.append(str(error))
             self.over.wait(chance.random() / 10)
@@ -73,7 +78,7 @@ def submit_batch(client):
             f'--{edge}\r\ncontent-disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n').encode()
     form += "\n".join(lines).encode() + f"\r\n--{edge}--\r\n".encode()
     file = post(f"{client}/v1/files", form, f"multipart/form-data; boundary={edge}")
-    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h", "metadata": {"name": "nightly"}}
     return post(f"{client}/v1/batches", wanted)["id"]
 
 
@@ -186,6 +191,11 @@ def batches(visit, browser, client):
     browser.until("more by themselves", lambda: done() > first)
     browser.until("time left and plan are told", lambda: "left" in browser.text() and "of prefill saved" in browser.text())
     assert browser.js("document.querySelectorAll('.shares li').length") == 4, "the plan has four pods"
+    work = browser.text(".shares.work")
+    assert work.count("tokens of") == 4 and work.count(" s,") + work.count("min,") + work.count("ms,") == 4, f"bars are by work: {work}"
+    told = browser.text(".card .facts")
+    for wanted in ["Tenant", "Created", "Started", "Expires", "nightly"]:
+        assert wanted in told + browser.text(".card h2"), f"no {wanted} in {told}"
     forest = browser.until("the forest is drawn", lambda: browser.js("[...document.querySelectorAll('.forest .run')].map(run => run.getAttribute('aria-label'))"))
     assert [f"pod-{pod} computes" in " ".join(forest) for pod in range(4)] == [True] * 4, f"every pod has its part: {forest}"
     # Eight thousand lines that begin alike, on twelve topics: every pod has the beginning, and topics below it.
@@ -333,6 +343,7 @@ def token(admin):
         browser.click('form button[type="submit"]')
         time.sleep(0.5)
         browser.until("a wrong one opens nothing", lambda: "asks for a token" in browser.text())
+        browser.until("it says that it is wrong", lambda: "refused this token" in browser.text("#wrong"))
         browser.write("#token", "secret")
         browser.click('form button[type="submit"]')
         browser.until("the right one does", lambda: browser.text().count("breaker closed") == 4)
@@ -353,4 +364,22 @@ if __name__ == "__main__":
             scenes.many(admin, control)
         assert not traffic.failures, f"clients were failed: {traffic.failures[:3]}"
 
-    {"views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])
+    def operate(admin, client, images=""):
+        operating.at_night(admin, client)
+        with Traffic(client, threads=4):
+            operating.operate(admin, images)
+
+    def fleet(admin, client, control, images=""):
+        with Traffic(client):
+            operating.fleet_of_256(admin, control, images)
+
+    def after_incident(admin, client, control, images=""):
+        with Traffic(client, threads=4, key="acme-key"):
+            with Traffic(client, threads=16, key="flood-key"):
+                time.sleep(3)
+            incident.pod_dies(admin, control)
+            # Pictures are of a page that is opened ten minutes later.
+            time.sleep(600 if images else 0)
+            incident.look(admin, images)
+
+    {"256": fleet, "incident": after_incident, "operate": operate, "views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])

@@ -22,6 +22,9 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/dashboard/dashb
 const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/images");
 /// What `echo -n secret | sha256sum` says.
 const DIGEST: &str = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+/// The same of `acme-key` and of `flood-key`.
+const ACME: &str = "afacab3575137afa4e00d9cbcafcb14c9ae25f779d964eb0ea5b2c4eb5dfd163";
+const FLOOD: &str = "3d7c16cbe3677e6b84bb5d93b2230db6987b17e2c0b41b24af89256767ba368f";
 
 /// Whether there is a browser to drive. `./test` installs one and says that it must be there.
 fn have_browser() -> bool {
@@ -145,4 +148,49 @@ fn pods_with_problems_are_drawn_first() {
     let client = format!("http://{}", gateway.address);
     let control = format!("http://{}", engines.control);
     run(&["many", &admin, &client, &control]);
+}
+
+#[test]
+fn an_operator_finds_why_requests_failed_and_drains_resumes_and_removes_pods() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let shadow = "shadow: {profile: round-robin, per_second: 100}";
+    let gateway = configured("dashboard_operate", &engines, shadow);
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let client = format!("http://{}", gateway.address);
+    let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
+    run(&["operate", &admin, &client, images]);
+}
+
+#[test]
+fn a_fleet_of_256_pods_is_readable() {
+    if !have_browser() {
+        return;
+    }
+    let engines = started("2", "256");
+    let gateway = configured("dashboard_256", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let client = format!("http://{}", gateway.address);
+    let control = format!("http://{}", engines.control);
+    let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
+    run(&["256", &admin, &client, &control, images]);
+}
+
+#[test]
+fn a_page_that_is_opened_after_an_incident_shows_what_happened() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let tenants = format!(
+        "tenants:\n  - {{name: acme, key_digest: \"sha256:{ACME}\"}}\n  - {{name: flood, key_digest: \"sha256:{FLOOD}\", quota: 2}}"
+    );
+    let gateway = configured("dashboard_incident", &engines, &tenants);
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let client = format!("http://{}", gateway.address);
+    let control = format!("http://{}", engines.control);
+    let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
+    run(&["incident", &admin, &client, &control, images]);
 }

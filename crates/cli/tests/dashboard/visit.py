@@ -10,9 +10,10 @@ import urllib.request
 DESKTOP, PHONE = (1360, 860), (390, 844)
 
 
-def post(url, body, kind="application/json"):
+def post(url, body, kind="application/json", key=None):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, body, {"content-type": kind})
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(url, body, {"content-type": kind, **headers})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 

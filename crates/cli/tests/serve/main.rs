@@ -40,6 +40,7 @@ mod promises;
 mod proxies;
 mod queue;
 mod recording;
+mod refusals;
 mod reloads;
 #[cfg(feature = "grpc")]
 mod reports;

@@ -98,7 +98,7 @@ fn world(engines: &Engines) -> (Gateway, String) {
     let silent = &engines.engines[1];
     let kept = folder("described_batches");
     let text = format!(
-        "models: [{{name: m, tokenizer: bytes}}]\nbatch: {{folder: {}}}\npods:\n  - {{url: \"http://{}\", name: told, \
+        "shadow: {{profile: round-robin, per_second: 1000}}\nmodels: [{{name: m, tokenizer: bytes}}]\nbatch: {{folder: {}}}\npods:\n  - {{url: \"http://{}\", name: told, \
          events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, kv_tokens: 9000}}\n  \
          - {{url: \"http://127.0.0.1:10\", name: away, model: [m], events: [\"zmq://127.0.0.1:9\"]}}\n\
          profiles:\n  near: {{prepare: [tokenize, block_hash], filter: [healthy, model], score: [cache_affinity], pick: max_score}}\n  \
@@ -118,6 +118,15 @@ fn world(engines: &Engines) -> (Gateway, String) {
         let answer = gateway.post("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1}));
         assert_eq!(answer.status, 200);
     }
+    // Another pod than the one that holds the prompt gets it.
+    let last = || gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    eventually("the last one has ended", || last()["pod"].is_string());
+    let holder = last()["pod"].as_str().unwrap().to_owned();
+    gateway.ask("POST", &format!("/pods/{holder}/drain"), "");
+    let prompt = "the same words again and again ".repeat(23);
+    let answer = gateway.post("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1}));
+    assert_eq!(answer.status, 200);
+    gateway.ask("POST", &format!("/pods/{holder}/resume"), "");
     let line = |number: usize| {
         let body = json!({"prompt": format!("{}{number}", "same ".repeat(30)), "max_tokens": 1});
         json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/completions", "body": body})

@@ -14,6 +14,7 @@ pub(crate) mod password;
 pub(crate) mod pods;
 pub(crate) mod profiles;
 pub(crate) mod routes;
+pub(crate) mod shadow;
 pub(crate) mod sources;
 pub(crate) mod telemetry;
 pub(crate) mod tenants;

@@ -18,6 +18,7 @@ use crate::observe::metrics::text::text;
 use crate::observe::metrics::{Metrics, family, process};
 use crate::proxy::body_budget::RefusedBodies;
 use crate::proxy::gateway::Gateway;
+use crate::proxy::shadow::Comparison;
 
 type PodGauge = fn(&FleetPod) -> f64;
 type ReadState = fn(&FleetPod) -> &'static str;
@@ -109,7 +110,31 @@ pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
     models(&mut page, gateway, pods);
+    shadows(&mut page, gateway);
     page
+}
+
+fn shadows(page: &mut MetricsPage, gateway: &Gateway) {
+    let all = gateway.shadow_comparisons();
+    let decisions = page.family(family::SHADOW_DECISIONS);
+    for ((profile, shadow), counts) in &all {
+        let Comparison { agreed, differed, held, refused, .. } = *counts;
+        let results =
+            [("agreed", agreed), ("differed", differed), ("held", held), ("refused", refused)];
+        for (result, count) in results {
+            decisions.value(&[profile, shadow, result], count);
+        }
+    }
+    let tokens = page.family(family::SHADOW_TOKENS);
+    for ((profile, shadow), counts) in &all {
+        tokens.value(&[profile, shadow, "chosen"], counts.chosen_tokens);
+        tokens.value(&[profile, shadow, "shadow"], counts.shadow_tokens);
+    }
+    let times = page.family(family::SHADOW_FIRST_TOKEN);
+    for ((profile, shadow), counts) in &all {
+        times.value(&[profile, shadow, "chosen"], counts.chosen_first_token.as_secs_f64());
+        times.value(&[profile, shadow, "shadow"], counts.shadow_first_token.as_secs_f64());
+    }
 }
 
 /// The signals for autoscalers, by model.

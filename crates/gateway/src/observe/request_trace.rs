@@ -121,9 +121,28 @@ impl TraceParent {
 pub(crate) struct Sampler {
     /// Microseconds since the start before which no decision is explained.
     next: AtomicU64,
+    /// The second of the last refusal, and how many of that second were explained in the lowest
+    /// byte.
+    refusals: AtomicU64,
 }
 
+/// Refusals that are explained each second, beside the decisions that are sampled.
+const EXPLAINED_REFUSALS: u64 = 10;
+
 impl Sampler {
+    /// Whether a refusal is to be explained: the first ten of each second, unless recording is
+    /// disabled.
+    pub(crate) fn explains_refusal(&self, settings: &Settings, now: Moment) -> bool {
+        let second = now.since_zero().as_secs();
+        let seen = self.refusals.load(Relaxed);
+        let explained = if seen >> 8 == second { seen & 0xFF } else { 0 };
+        if settings.explained <= 0.0 || explained == EXPLAINED_REFUSALS {
+            return false;
+        }
+        let counted = second << 8 | (explained + 1);
+        self.refusals.compare_exchange(seen, counted, Relaxed, Relaxed).is_ok()
+    }
+
     /// Explains the next decision: new settings take effect at once.
     pub(crate) fn reset(&self) {
         self.next.store(0, Relaxed);
@@ -163,19 +182,22 @@ impl Sampler {
         if settings.epp.as_ref().is_some_and(|epp| epp.sends_scores) {
             return true;
         }
-        if settings.explained <= 0.0 {
-            return false;
-        }
-        let micros = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX - 1);
-        let next = self.next.load(Relaxed);
-        if micros < next {
-            return false;
-        }
-        let pause = Duration::try_from_secs_f64(1.0 / settings.explained).unwrap_or(Duration::MAX);
-        let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
-        let later = micros.saturating_add(pause.max(1));
-        self.next.compare_exchange(next, later, Relaxed, Relaxed).is_ok()
+        settings.explained > 0.0 && takes_turn(&self.next, settings.explained, now)
     }
+}
+
+/// Whether this is the first of `per_second` turns in its time. `next` is the time of the next one
+/// in microseconds.
+pub(crate) fn takes_turn(next: &AtomicU64, per_second: f64, now: Moment) -> bool {
+    let micros = u64::try_from(now.since_zero().as_micros()).unwrap_or(u64::MAX - 1);
+    let due = next.load(Relaxed);
+    if micros < due {
+        return false;
+    }
+    let pause = Duration::try_from_secs_f64(1.0 / per_second).unwrap_or(Duration::MAX);
+    let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+    let later = micros.saturating_add(pause.max(1));
+    next.compare_exchange(due, later, Relaxed, Relaxed).is_ok()
 }
 
 /// A finished trace, for the summary.
@@ -192,6 +214,17 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(TRACEPARENT, traceparent.parse().unwrap());
         headers
+    }
+
+    #[test]
+    fn the_first_ten_refusals_of_each_second_are_explained_unless_none_is_to_be() {
+        let explained = |share: f64| {
+            let settings = Settings { explained: share, ..Settings::default() };
+            let sampler = Sampler::default();
+            let at = |millis| sampler.explains_refusal(&settings, Moment::from_millis(millis));
+            (0..3000).filter(|millis| at(*millis)).count()
+        };
+        assert_eq!((explained(0.001), explained(0.0)), (30, 0));
     }
 
     #[test]

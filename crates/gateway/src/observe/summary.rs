@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::BlockHash;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::Name;
+use wornpath_routing::{Name, PassedOver};
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,6 +84,10 @@ pub struct RequestSummary {
     pub predicted_tokens: Option<u64>,
     /// Of the predicted tokens, those that no other pod held.
     pub unique_tokens: u64,
+    /// The pod that held most of the prompt, if it held more than the chosen one.
+    pub best: Option<Box<BestPod>>,
+    /// What the shadow profile chose, if it decided too.
+    pub shadow: Option<Box<ShadowChoice>>,
     /// The speculative part of the prediction, which does not show whether router and engine agree
     /// on tokens.
     pub speculative: Option<Speculative>,
@@ -105,6 +109,8 @@ pub struct RequestSummary {
     pub traffic: Option<Box<TrafficStream>>,
     /// The decision and the calls, if the request was sampled.
     pub trace: Option<Arc<RequestTrace>>,
+    /// Why the router refused it or gave up on it.
+    pub refusal: Option<Box<Refusal>>,
 }
 
 impl RequestSummary {
@@ -140,6 +146,9 @@ impl RequestSummary {
             pieces: 0,
             traffic: None,
             trace: None,
+            best: None,
+            shadow: None,
+            refusal: None,
         }
     }
 }
@@ -162,6 +171,13 @@ impl RequestSummary {
         self.trace.as_ref()?.context.map(|context| context.trace)
     }
 
+    /// The cached tokens that the best pod held beyond the chosen one, and why it was passed over.
+    #[must_use]
+    pub fn given_away(&self) -> Option<(u64, PassedOver)> {
+        let best = self.best.as_ref()?;
+        Some((best.tokens.saturating_sub(self.predicted_tokens?), best.why))
+    }
+
     /// The pod that computed the prompt, and its token counts. A decode pod reports a transferred
     /// prefix as cached, which says nothing about a prefix cache.
     #[must_use]
@@ -181,6 +197,73 @@ pub struct Speculative {
     pub pod: PodId,
     /// The last block of the prefix.
     pub last: BlockHash,
+}
+
+/// The pod that held most of a prompt, and was not chosen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BestPod {
+    /// Its name.
+    pub pod: Name,
+    /// Leading tokens of the prompt that it held.
+    pub tokens: u64,
+    /// Why it was not chosen.
+    pub why: PassedOver,
+}
+
+/// What a shadow profile made of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShadowChoice {
+    /// The profile.
+    pub profile: Name,
+    /// The pod that would compute the prompt; none if the profile would hold or refuse the request.
+    pub pod: Option<Name>,
+    /// What became of it.
+    pub result: &'static str,
+    /// Cached tokens on that pod.
+    pub cached_tokens: Option<u64>,
+    /// Predicted time to first token on that pod.
+    pub first_token: Option<Duration>,
+}
+
+/// Why the router refused a request, without anything that the client wrote.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// What it is about.
+    pub cause: RefusalCause,
+    /// The reason.
+    pub reason: String,
+}
+
+/// What a refusal is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RefusalCause {
+    /// No pod can serve the request.
+    NoPod,
+    /// Pods, queues, quotas or memory are full.
+    Saturated,
+    /// The request waited until its deadline.
+    Expired,
+    /// The router is shutting down.
+    ShuttingDown,
+    /// All calls to pods failed.
+    CallsFailed,
+    /// The request itself.
+    Request,
+}
+
+impl RefusalCause {
+    /// Its word in JSON and links.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NoPod => "no_pod",
+            Self::Saturated => "saturated",
+            Self::Expired => "expired",
+            Self::ShuttingDown => "shutting_down",
+            Self::CallsFailed => "calls_failed",
+            Self::Request => "request",
+        }
+    }
 }
 
 /// A prompt computed by one pod and transferred to another.

@@ -6,7 +6,7 @@
 use crate::dialect::stream_end::StreamEnd;
 use crate::dialect::{Api, Dialect};
 use crate::fleet::snapshot::FleetSnapshot;
-use crate::observe::summary::{Computed, RequestEnd, RequestSummary, Speculative};
+use crate::observe::summary::{BestPod, Computed, RequestEnd, RequestSummary, Speculative};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
@@ -16,7 +16,7 @@ use hyper::header::{CONTENT_TYPE, HeaderMap};
 use std::sync::Arc;
 use wornpath_execution::{CallError, Endpoint, PrefillResult, RequestFingerprint};
 use wornpath_index::Moment;
-use wornpath_routing::{PlanStep, Reservation};
+use wornpath_routing::{BestCached, PlanStep, Reservation};
 
 /// How a client learns that its answer broke.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,12 +119,18 @@ impl OpenResponse {
         // A profile without a cache lookup predicts nothing, which is not the same as zero tokens.
         summary.predicted_tokens = summary.predicted_tokens.map(|_| cache.tokens);
         summary.unique_tokens = cache.unique_tokens;
+        summary.best = cache.best.and_then(|best| best_pod(&snapshot, best)).map(Box::new);
         let speculative = cache.speculative.zip(computed_by);
         summary.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
         summary.computed = facts.prefill.map(|prefill| Box::new(computed(&snapshot, &prefill)));
         let entry = step.pod.and_then(|pod| snapshot.entry(pod));
         summary.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
     }
+}
+
+fn best_pod(snapshot: &FleetSnapshot, best: BestCached) -> Option<BestPod> {
+    let pod = snapshot.entry(best.pod)?.pod.facts().name.clone();
+    Some(BestPod { pod, tokens: best.tokens, why: best.why })
 }
 
 /// The pod that computed the prompt for another one, and the usage that it reported.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use wornpath_config::BodyLength;
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{
-    DecisionEnv, Explanation, Outcome, Profile, Recorder, RoutingContext, RoutingPlan,
+    DecisionEnv, Explanation, Outcome, Profile, Recorder, RejectionCause, RoutingContext,
+    RoutingPlan,
 };
 
 /// A plan, and what is needed to run it.
@@ -44,17 +45,16 @@ pub(crate) async fn decide(
     let DecisionNotes { trace, waited } = notes;
     let mut is_first = true;
     loop {
-        let decide = |env: &mut DecisionEnv<'_>| match &mut *trace {
-            None => profile.decide(&mut context, env),
-            Some(trace) => {
-                let clock = || gateway.now();
-                let mut recorder = Recorder::new(&clock);
-                let outcome = profile.decide_explained(&mut context, env, &mut recorder);
-                let prepare = std::mem::take(&mut trace.explanation.prepare);
-                trace.decided = env.now;
-                trace.explanation = Explanation { prepare, ..recorder.finish() };
-                outcome
+        let decide = |env: &mut DecisionEnv<'_>| {
+            if trace.is_none() {
+                let outcome = profile.decide(&mut context, env);
+                // Decided once more, so that operators see why no pod could take it.
+                if !matches!(outcome, Outcome::Reject(_)) || !explains_refusal(worker) {
+                    return outcome;
+                }
             }
+            let trace = trace.get_or_insert_with(|| unsampled(&context));
+            explained(worker, profile, &mut context, env, trace)
         };
         let (outcome, insert) = worker.decide(length, decide).await;
         let (back, decided) = match outcome {
@@ -82,11 +82,50 @@ pub(crate) async fn decide(
             {
                 context
             }
-            (_, Err(rejection)) => return Err(rejection.into()),
+            (context, Err(rejection)) => {
+                let is_unexplained = trace.is_none() && explains_refusal(worker);
+                if let Some(mut context) = context.filter(|_| is_unexplained) {
+                    // It may have waited: this is why no pod has room now.
+                    let trace = trace.insert(unsampled(&context));
+                    trace.has_waited = rejection.cause == RejectionCause::Expired;
+                    worker.rehearse(|env| {
+                        explained(worker, profile, &mut context, env, trace);
+                    });
+                }
+                return Err(rejection.into());
+            }
         };
         is_first = false;
         Box::pin(gateway.pods().snapshot_after_discovery(model_of(&context))).await;
     }
+}
+
+/// Decides, and records why.
+fn explained(
+    worker: &Worker,
+    profile: &Profile,
+    context: &mut RoutingContext,
+    env: &mut DecisionEnv<'_>,
+    trace: &mut RequestTrace,
+) -> Outcome {
+    let clock = || worker.gateway.now();
+    let mut recorder = Recorder::new(&clock);
+    let outcome = profile.decide_explained(context, env, &mut recorder);
+    let prepare = std::mem::take(&mut trace.explanation.prepare);
+    trace.decided = env.now;
+    trace.explanation = Explanation { prepare, ..recorder.finish() };
+    outcome
+}
+
+fn explains_refusal(worker: &Worker) -> bool {
+    let gateway = &worker.gateway;
+    gateway.pods().sampler.explains_refusal(&gateway.settings(), gateway.now())
+}
+
+/// The trace of a request that was not sampled.
+fn unsampled(context: &RoutingContext) -> Box<RequestTrace> {
+    let arrived = context.request().arrival;
+    Box::new(RequestTrace { arrived, prepared: arrived, ..RequestTrace::default() })
 }
 
 fn model_of(context: &RoutingContext) -> &str {

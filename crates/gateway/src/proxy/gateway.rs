@@ -14,6 +14,7 @@ use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::body_budget::BodyBudget;
 use crate::proxy::low_priority_pool::LowPriorityPool;
 use crate::proxy::model_waits::ModelWaits;
+use crate::proxy::shadow::{Comparison, Shadow};
 use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
 use crate::watchdog::heartbeat::Threads;
@@ -52,6 +53,7 @@ pub struct Gateway {
     pub(crate) prefix_locks: PrefixLocks,
     pub(crate) wait_queue: WaitQueues,
     pub(crate) model_waits: ModelWaits,
+    pub(crate) shadow: Shadow,
     pub(crate) quotas: Quotas,
     bodies: Arc<BodyBudget>,
     pub(crate) budget: RetryBudget,
@@ -90,6 +92,7 @@ impl Gateway {
             prefix_locks: PrefixLocks::default(),
             wait_queue: WaitQueues::default(),
             model_waits: ModelWaits::default(),
+            shadow: Shadow::default(),
             quotas: Quotas::default(),
             bodies: Arc::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
@@ -187,6 +190,13 @@ impl Gateway {
     #[must_use]
     pub fn poison_refused(&self) -> u64 {
         self.poison.refused()
+    }
+
+    /// What the shadow profile would have chosen, with the names of the first profile and the
+    /// shadow.
+    #[must_use]
+    pub fn shadow_comparisons(&self) -> Vec<((String, String), Comparison)> {
+        self.shadow.comparisons()
     }
 
     /// Open connections of clients.

@@ -149,6 +149,7 @@ pub async fn send_planned(
         Ok(response) => respond(worker, response, None, summary, arrived),
         Err(error) => {
             summary.status = error.status.as_u16();
+            summary.refusal = Some(Box::new(error.refusal(&worker.gateway.snapshot())));
             summary.reason = Some(error.message().into());
             summary.total = worker.gateway.now().since(arrived);
             worker.gateway.ended(&summary);

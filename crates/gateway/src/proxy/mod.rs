@@ -8,6 +8,7 @@
 //! | tenancy | `ingress`, `engine_priority`, `isolation` | model aliases, priority, isolation |
 //! | usage | `stream_usage` | asks for the token counts of a stream |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
+//! | shadow | `shadow` | lets a second profile decide too, without effect |
 //! | decide | `decide` | chooses pods, or waits in the queue |
 //! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
@@ -43,6 +44,7 @@ mod prepare;
 pub mod relay;
 pub(crate) mod route;
 mod sender;
+pub mod shadow;
 pub(crate) mod stream_usage;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;

@@ -35,7 +35,10 @@ impl<'a> PendingSummary<'a> {
 
     /// The client gets this error.
     pub(crate) fn refused(&mut self, error: &ErrorResponse) {
-        self.get().reason = Some(error.message().into());
+        let refusal = error.refusal(&self.worker.gateway.snapshot());
+        let summary = self.get();
+        summary.refusal = Some(Box::new(refusal));
+        summary.reason = Some(error.message().into());
         self.end(RequestEnd::Refused, error.status.as_u16());
     }
 

@@ -16,6 +16,7 @@ use crate::proxy::isolation::isolate;
 use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
+use crate::proxy::shadow::LiveRequest;
 use crate::proxy::stream_usage::ask_for_usage;
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
@@ -75,6 +76,7 @@ pub(crate) async fn route(
     let arrived = arrival.at;
     let Ingress { settings, tenant, permit, mut call, reservation, routing_headers: shown } =
         ingress;
+    summary.tenant = tenant.map(|tenant| tenant.name.clone());
     let random = || worker.random();
     let mut trace = gateway.pods().sampler.sample(settings, &call.headers, arrived, random);
     if let Some(context) = trace.as_ref().and_then(|trace| trace.context) {
@@ -130,15 +132,22 @@ pub(crate) async fn route(
     summary.series = gateway.metrics().and_then(|metrics| metrics.series_of(summary));
     let whole_answer = is_answered_at_once(summary.api, &body).then_some(settings.unstreamed);
     let prepared = prepare(worker, &profile, body.request, &work, &mut trace).await;
-    let context = keep_trace_on_error(prepared, &mut trace, summary)?;
+    let mut context = keep_trace_on_error(prepared, &mut trace, summary)?;
     if context.untokenized().is_some() {
         summary.predicted_tokens = None;
     }
     summary.tokenized = profile.prompt_length(&context);
     summary.traffic = gateway.recorder().prompt_shape(&profile, &context, arrived);
+    let live = LiveRequest { profile: &profile, context: &mut context, length: work.length };
+    let rehearsal = gateway.shadow.rehearse(&routes, gateway.pods(), live);
     let notes = DecisionNotes { trace: &mut trace, waited: &mut summary.waited };
     let decided = decide(worker, &profile, context, work.length, notes).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;
+    if let Some(rehearsal) = rehearsal {
+        let snapshot = gateway.snapshot();
+        let choice = gateway.shadow.compare(&rehearsal, name, &decided.plan, &snapshot);
+        summary.shadow = Some(Box::new(choice));
+    }
     summary.decided = gateway.now().since(arrived);
     let tenant_budget = gateway.tenant_budget(summary.tenant.as_ref());
     let timeouts = settings.timeouts;

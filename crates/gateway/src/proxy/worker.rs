@@ -116,6 +116,17 @@ impl Worker {
         (self.decide_now(&gateway.snapshot(), gateway.now(), decide), None)
     }
 
+    /// Decides without effects, to explain what was decided.
+    pub(crate) fn rehearse<T>(&self, decide: impl FnOnce(&mut DecisionEnv<'_>) -> T) -> T {
+        let _running = running(&DECIDE);
+        let snapshot = self.gateway.snapshot();
+        let mut state = DecisionState::rehearsing(self.gateway.pods().index());
+        let mut rng = Rng::new(self.random());
+        let fleet = snapshot.fleet();
+        let now = self.gateway.now();
+        decide(&mut DecisionEnv { fleet, state: &mut state, now, rng: &mut rng })
+    }
+
     /// Rolls back the insert of a prompt of `bytes` bytes that its pod has refused.
     pub(crate) fn rollback(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
         let gateway = &self.gateway;

@@ -13,6 +13,7 @@ use crate::request::Request;
 use crate::rng::Rng;
 use crate::testing::{BLOCK, TestBench};
 
+mod given_away;
 mod speculative;
 
 const CACHE_AFFINITY: &str = "\
@@ -71,7 +72,7 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
     let run = CacheRun { blocks: 2, tier: Tier::Gpu, location: None::<Location> };
     assert_eq!(
         step.cache,
-        CacheHint { tokens: 8, unique_tokens: 4, runs: vec![run], speculative: None }
+        CacheHint { tokens: 8, unique_tokens: 4, runs: vec![run], speculative: None, best: None }
     );
     assert_eq!(bench.pod(2).state().prefill_tokens(), 8, "what is not cached is pending");
     drop(plan);
@@ -94,7 +95,7 @@ fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
     ];
     assert_eq!(
         plan.steps[0].cache,
-        CacheHint { tokens: 8, unique_tokens: 8, runs, speculative: None },
+        CacheHint { tokens: 8, unique_tokens: 8, runs, speculative: None, best: None },
         "the last token is computed anew"
     );
 }

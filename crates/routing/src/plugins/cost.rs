@@ -86,6 +86,11 @@ pub(crate) struct CostTerms {
 }
 
 impl CostTerms {
+    /// The predicted time to first token.
+    pub(crate) fn first_token(&self) -> f64 {
+        self.queued + self.held + self.own + self.steps
+    }
+
     #[inline]
     pub(crate) fn total(&self) -> f64 {
         self.queued

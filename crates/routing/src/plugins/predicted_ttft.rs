@@ -4,14 +4,16 @@
 //! The cost model is in [`cost`](super::cost). It is as good as the engine's speed is known:
 //! `engine` and `speed` set it, and `rates: learnt` corrects it from measured requests.
 
+use std::time::Duration;
+
 use wornpath_index::Moment;
 use wornpath_yaml::{Parameter, Takes};
 
-use super::cost::{Placement, PodLoad, Prices, terms};
+use super::cost::{CostTerms, Placement, PodLoad, Prices, terms};
 use super::engine_speed::{ENGINE, EngineSpeed, PodSpeeds, RATES, SPEED, Slowdown, speeds};
 use crate::fleet::{Candidate, FleetPod};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
-use crate::stage::{Decision, HeldDepth, Scale, Score};
+use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "predicted_ttft",
@@ -111,22 +113,55 @@ impl Score for PredictedTtft {
     }
 
     fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let prompt = PromptWork::of(self, decision);
+        for (candidate, score) in candidates.iter().zip(scores) {
+            *score = self.terms(decision, &prompt, *candidate).total();
+        }
+    }
+
+    fn first_token(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<Duration> {
+        let prompt = PromptWork::of(self, decision);
+        let millis = self.terms(decision, &prompt, candidate).first_token();
+        Duration::try_from_secs_f64(millis / 1e3).ok()
+    }
+}
+
+/// What a request brings, whatever the pod.
+struct PromptWork<'a> {
+    held: Option<HeldBlocks<'a>>,
+    tokens: u64,
+    /// The limit of generated tokens.
+    allowed: f64,
+}
+
+impl<'a> PromptWork<'a> {
+    fn of(scorer: &PredictedTtft, decision: &Decision<'a>) -> Self {
         let request = decision.request();
-        let held = decision.held(&self.held);
-        let prompt = match held {
+        let held = decision.held(&scorer.held);
+        let tokens = match held {
             Some(held) => held.prompt().prompt_tokens as u64,
             None => request.estimated_tokens(),
         };
         let allowed = request.output_tokens.map_or(f64::INFINITY, f64::from);
-        for (candidate, score) in candidates.iter().zip(scores) {
-            let pod = decision.pod(*candidate);
-            let speed = self.speeds.of(pod.facts().engine.as_ref());
-            let load = pod_load(pod, speed, self.speeds.slowdown(pod, speed), decision.now());
-            let new = held.map_or(prompt, |held| held.uncached_tokens(pod));
-            let output = pod.state().answer_tokens().unwrap_or(self.output_tokens).min(allowed);
-            let placement = Placement { prompt: prompt as f64, new: new as f64, output };
-            *score = terms(speed, &self.prices, placement, load).total();
-        }
+        Self { held, tokens, allowed }
+    }
+}
+
+impl PredictedTtft {
+    #[inline]
+    fn terms(
+        &self,
+        decision: &Decision<'_>,
+        prompt: &PromptWork<'_>,
+        candidate: Candidate,
+    ) -> CostTerms {
+        let pod = decision.pod(candidate);
+        let speed = self.speeds.of(pod.facts().engine.as_ref());
+        let load = pod_load(pod, speed, self.speeds.slowdown(pod, speed), decision.now());
+        let new = prompt.held.map_or(prompt.tokens, |held| held.uncached_tokens(pod));
+        let output = pod.state().answer_tokens().unwrap_or(self.output_tokens).min(prompt.allowed);
+        let placement = Placement { prompt: prompt.tokens as f64, new: new as f64, output };
+        terms(speed, &self.prices, placement, load)
     }
 }
 

@@ -64,6 +64,14 @@ families! {
         "Of `wornpath_prompt_tokens_told_total`, the tokens served from a prefix cache.";
     UNIQUE_TOKENS = Counter "wornpath_cached_tokens_unique_total" ["profile", "pod"]
         "Of `wornpath_cached_tokens_total`, the tokens that no other pod held when the request was routed: what would be computed again without this pod.";
+    GIVEN_AWAY = Counter "wornpath_prefill_given_away_tokens_total" ["profile", "reason"]
+        "Cached prompt tokens that another pod held beyond the chosen one when the request was routed, by the reason why that pod was not chosen: `load` (another pod had the better total), `health` (down, draining or on trial), `role`, `excluded` (it had failed in an earlier attempt), `hold` (full: the request would have waited), `subset` (the data plane did not allow it) or `filter`.";
+    SHADOW_DECISIONS = Counter "wornpath_shadow_decisions_total" ["profile", "shadow", "result"]
+        "Requests that the shadow profile decided as well: it `agreed`, `differed`, or would have `held` or `refused` the request. This and the next two metrics are absent without `shadow`.";
+    SHADOW_TOKENS = Counter "wornpath_shadow_cached_tokens_total" ["profile", "shadow", "choice"]
+        "Predicted cached tokens on the `chosen` pod and on the pod of the `shadow`, over the requests that both decided.";
+    SHADOW_FIRST_TOKEN = Counter "wornpath_shadow_predicted_first_token_seconds_total" ["profile", "shadow", "choice"]
+        "Predicted times to first token on the `chosen` pod and on the pod of the `shadow`, over the requests that both decided.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
         "Prompt tokens predicted to be cached on the pod, over the checked predictions.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]

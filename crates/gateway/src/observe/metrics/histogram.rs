@@ -110,10 +110,15 @@ impl Histogram {
         })
     }
 
+    /// The sum of all times, in nanoseconds.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.nanos.load(Relaxed)
+    }
+
     /// The sum of all times, in seconds.
     #[must_use]
     pub fn sum(&self) -> f64 {
-        Duration::from_nanos(self.nanos.load(Relaxed)).as_secs_f64()
+        Duration::from_nanos(self.nanos()).as_secs_f64()
     }
 }
 

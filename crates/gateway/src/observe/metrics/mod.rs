@@ -8,6 +8,7 @@
 pub(crate) mod accuracy;
 pub(crate) mod exemplar;
 pub mod family;
+pub mod given_away;
 mod histogram;
 pub(crate) mod openmetrics;
 pub(crate) mod page;
@@ -31,10 +32,12 @@ pub use accuracy::{AccuracyMeter, AccuracyVerdict, PredictionTally};
 pub use family::{FAMILIES, Family, MetricKind, reference};
 pub use histogram::Histogram;
 pub use totals::{Figures, Totals};
+pub use traffic::{ByOrigin, Origin};
 
 use crate::dialect::Api;
 use crate::observe::export_counts::ExportCounts;
 use crate::observe::summary::{RequestEnd, RequestSummary, SeriesIndex, SummaryObserver, Usage};
+use given_away::{ByReason, GivenAway};
 use histogram::SeriesTable;
 use page::{FamilySamples, MetricsPage};
 use traffic::TrafficMetrics;
@@ -57,6 +60,7 @@ pub struct Metrics {
     pruned: Mutex<Figures>,
     /// Pods that were removed, and maybe added again.
     removed: Mutex<HashMap<Name, RemovedPod>>,
+    given_away: GivenAway,
     /// Of traced requests.
     pub(crate) traces: Arc<ExportCounts>,
     /// Of lines of the access log.
@@ -118,6 +122,10 @@ struct PodCounters {
     speculative: AtomicU64,
     retries: AtomicU64,
     degraded: AtomicU64,
+    /// Times between two tokens, and their sum.
+    gaps: AtomicU64,
+    gap_nanos: AtomicU64,
+    given_away: AtomicU64,
 }
 
 /// The result of a scrape of an engine's metrics.
@@ -140,6 +148,7 @@ pub enum Reload {
 
 impl SummaryObserver for Metrics {
     fn ended(&self, record: &RequestSummary) {
+        self.given_away.count(record);
         let pod = record.pod.as_ref().map(|(_, name)| name.clone());
         let key = PodSeriesKey { profile: record.profile.clone(), pod: pod.clone() };
         let (computed_by, usage) = record.computed();
@@ -184,6 +193,19 @@ impl Metrics {
     #[must_use]
     pub fn reloads(&self) -> [u64; 2] {
         [Reload::Applied, Reload::Refused].map(|it| self.reloads[it as usize].load(Relaxed))
+    }
+
+    /// Cached tokens that pods other than the chosen ones held, by the reason why they were passed
+    /// over.
+    #[must_use]
+    pub fn given_away(&self) -> ByReason {
+        self.given_away.total()
+    }
+
+    /// Figures by model and tenant.
+    #[must_use]
+    pub fn by_origin(&self) -> ByOrigin {
+        self.traffic.by_origin()
     }
 
     /// Counts a scrape of a pod's engine.
@@ -368,6 +390,7 @@ impl Metrics {
             });
         }
         self.traffic.write(page);
+        self.given_away.write(page);
         page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
         let mut scrapes = self.scrapes.all();
         scrapes.sort_by_cached_key(|(pod, _)| pod.to_string());
@@ -423,6 +446,9 @@ impl PodCounters {
         add(&self.own_output_tokens, own.output_tokens.unwrap_or(0));
         add(&self.retries, u64::from(record.retries));
         add(&self.degraded, u64::from(record.is_degraded));
+        add(&self.given_away, record.given_away().map_or(0, |(tokens, _)| tokens));
+        add(&self.gaps, record.gaps.total());
+        add(&self.gap_nanos, record.gaps.nanos);
     }
 
     /// Compares the predicted cached tokens with those reported by the pod that computed the

@@ -8,7 +8,7 @@ use std::time::Duration;
 use wornpath_routing::Name;
 
 use crate::observe::metrics::histogram::{Cumulative, FINE};
-use crate::observe::metrics::{EndKey, Metrics, PodCounters, PodSeriesKey, pod_label};
+use crate::observe::metrics::{Metrics, PodCounters, PodSeriesKey, pod_label};
 use crate::observe::summary::RequestEnd;
 use wornpath_config::OFFLINE;
 
@@ -28,7 +28,7 @@ pub struct Figures {
     pub first_byte: Cumulative,
     /// Prompt tokens, as counted by the engine.
     pub prompt_tokens: u64,
-    /// Generated tokens, as counted by the engine.
+    /// Generated tokens: the engine's count, or the router's own where the engine reported none.
     pub output_tokens: u64,
     /// Prompt tokens of the responses that reported cached tokens.
     pub reported_tokens: u64,
@@ -42,6 +42,16 @@ pub struct Figures {
     pub checked: u64,
     /// Responses that were not compared, because the prediction was speculative.
     pub speculative: u64,
+    /// Requests that ended with a status from 400 to 499.
+    pub client_errors: u64,
+    /// Requests that ended with a status of 500 or above.
+    pub server_errors: u64,
+    /// Times between two generated tokens.
+    pub gaps: u64,
+    /// Their sum in nanoseconds.
+    pub gap_nanos: u64,
+    /// Cached tokens that another pod held beyond the chosen one.
+    pub given_away: u64,
 }
 
 impl Default for Figures {
@@ -59,15 +69,25 @@ impl Default for Figures {
             actual: 0,
             checked: 0,
             speculative: 0,
+            client_errors: 0,
+            server_errors: 0,
+            gaps: 0,
+            gap_nanos: 0,
+            given_away: 0,
         }
     }
 }
 
 impl Figures {
     /// Adds requests that ended alike.
-    fn add_ends(&mut self, key: &EndKey, count: u64) {
+    pub(super) fn add_ends(&mut self, status: u16, end: RequestEnd, count: u64) {
         self.requests += count;
-        if key.status >= 500 || key.ended == RequestEnd::Broken {
+        match status {
+            400..500 => self.client_errors += count,
+            500.. => self.server_errors += count,
+            _ => {}
+        }
+        if status >= 500 || end == RequestEnd::Broken {
             self.failed += count;
         }
     }
@@ -77,7 +97,7 @@ impl Figures {
         for (own, other) in self.first_byte.iter_mut().zip(other.first_byte) {
             *own = join(*own, other);
         }
-        let figures: [(&mut u64, u64); 11] = [
+        let figures: [(&mut u64, u64); 16] = [
             (&mut self.requests, other.requests),
             (&mut self.failed, other.failed),
             (&mut self.retries, other.retries),
@@ -89,6 +109,11 @@ impl Figures {
             (&mut self.actual, other.actual),
             (&mut self.checked, other.checked),
             (&mut self.speculative, other.speculative),
+            (&mut self.client_errors, other.client_errors),
+            (&mut self.server_errors, other.server_errors),
+            (&mut self.gaps, other.gaps),
+            (&mut self.gap_nanos, other.gap_nanos),
+            (&mut self.given_away, other.given_away),
         ];
         for (own, other) in figures {
             *own = join(*own, other);
@@ -109,6 +134,11 @@ impl Figures {
     /// The share of cached prompt tokens, over the responses that reported it.
     pub fn hit_rate(&self) -> Option<f64> {
         (self.reported_tokens > 0).then(|| self.cached_tokens as f64 / self.reported_tokens as f64)
+    }
+
+    /// The mean time between two tokens of a stream.
+    pub fn inter_token(&self) -> Option<Duration> {
+        (self.gaps > 0).then(|| Duration::from_nanos(self.gap_nanos / self.gaps))
     }
 
     /// The quantile `share` of the time to first byte in seconds, interpolated linearly within its
@@ -140,7 +170,7 @@ impl Metrics {
     pub fn total(&self) -> Figures {
         let mut sum = *self.pruned();
         for (key, count) in self.ends.all() {
-            sum.add_ends(&key, count.load(Relaxed));
+            sum.add_ends(key.status, key.ended, count.load(Relaxed));
         }
         let pods = self.pods.all();
         pods.iter().fold(sum, |sum, (key, counters)| sum.and(&counters.figures(key)))
@@ -163,7 +193,7 @@ impl Metrics {
         let mut totals = Totals::new();
         for (key, count) in self.ends.all() {
             let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
-            figures.add_ends(&key, count.load(Relaxed));
+            figures.add_ends(key.status, key.ended, count.load(Relaxed));
         }
         for (key, counters) in self.pods.all() {
             let figures = totals.entry(pod_label(key.pod.as_ref())).or_default();
@@ -177,17 +207,21 @@ impl PodCounters {
     fn figures(&self, key: &PodSeriesKey) -> Figures {
         let none = Figures::default();
         let is_online = key.profile.as_str() != OFFLINE;
+        let output = self.output_tokens.load(Relaxed);
         Figures {
             retries: self.retries.load(Relaxed),
             first_byte: if is_online { self.first_byte.fine() } else { none.first_byte },
             prompt_tokens: self.prompt_tokens.load(Relaxed),
-            output_tokens: self.output_tokens.load(Relaxed),
+            output_tokens: output.saturating_add(self.own_output_tokens.load(Relaxed)),
             reported_tokens: self.reported.load(Relaxed),
             cached_tokens: self.cached.load(Relaxed),
             predicted: self.predicted.load(Relaxed),
             actual: self.actual.load(Relaxed),
             checked: self.checked.load(Relaxed),
             speculative: self.speculative.load(Relaxed),
+            gaps: self.gaps.load(Relaxed),
+            gap_nanos: self.gap_nanos.load(Relaxed),
+            given_away: self.given_away.load(Relaxed),
             ..none
         }
     }

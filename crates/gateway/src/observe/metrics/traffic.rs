@@ -6,6 +6,8 @@
 //! labels of a request are looked up once, when it is parsed ([`TrafficMetrics::index`]): from then
 //! on it carries the number of its series, and is counted by relaxed additions.
 
+mod figures;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
@@ -18,6 +20,8 @@ use crate::observe::metrics::family::{self, Family};
 use crate::observe::metrics::histogram::Histogram;
 use crate::observe::metrics::page::MetricsPage;
 use crate::observe::summary::{RequestEnd, RequestSummary, SeriesIndex};
+
+pub use figures::{ByOrigin, Origin};
 
 /// The label of all names beyond the limit.
 pub(crate) const OTHER: &str = "other";
@@ -49,6 +53,8 @@ struct TrafficCounters {
     /// Prompt tokens of the responses that reported cached tokens.
     reported: AtomicU64,
     cached: AtomicU64,
+    /// Tokens that another pod held beyond the chosen one.
+    given_away: AtomicU64,
     first_token: Histogram,
     inter_token: Histogram,
     waited: Histogram,
@@ -241,6 +247,7 @@ impl TrafficCounters {
             (&self.own_output_tokens, own.output_tokens),
             (&self.reported, reported),
             (&self.cached, computed.cached_tokens.filter(|_| reported.is_some())),
+            (&self.given_away, record.given_away().map(|(tokens, _)| tokens)),
         ] {
             if let Some(count @ 1..) = count {
                 counter.fetch_add(count, Relaxed);
@@ -275,12 +282,18 @@ impl EndCounts {
         self.other.fetch_add(1, Relaxed);
     }
 
-    fn all(&self) -> Vec<(String, &'static str, u64)> {
+    /// Counts by status and end, without those that found no place.
+    fn pairs(&self) -> impl Iterator<Item = (u16, RequestEnd, u64)> {
         let keys = self.keys.iter().map_while(|key| key.load(Relaxed).checked_sub(1));
-        let pairs = keys.zip(&self.counts).map(|(key, count)| {
-            let end = RequestEnd::ALL[(key & 3) as usize];
-            ((key >> 2).to_string(), end.word(), count.load(Relaxed))
-        });
+        keys.zip(&self.counts).map(|(key, count)| {
+            let status = u16::try_from(key >> 2).unwrap_or_default();
+            (status, RequestEnd::ALL[(key & 3) as usize], count.load(Relaxed))
+        })
+    }
+
+    fn all(&self) -> Vec<(String, &'static str, u64)> {
+        let pairs =
+            self.pairs().map(|(status, end, count)| (status.to_string(), end.word(), count));
         let other = self.other.load(Relaxed);
         let rest = (other > 0).then(|| (OTHER.to_owned(), OTHER, other));
         let mut all: Vec<_> = pairs.chain(rest).collect();

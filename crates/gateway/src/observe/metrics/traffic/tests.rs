@@ -137,3 +137,21 @@ fn openmetrics_names_the_trace_of_the_last_request_in_a_bucket() {
     assert!(text.contains("# TYPE wornpath_traffic_requests counter\n"), "{text}");
     assert!(text.ends_with("\n# EOF\n"));
 }
+
+#[test]
+fn the_dashboard_gets_figures_by_model_and_tenant_over_all_profiles() {
+    let metrics = TrafficMetrics::default();
+    metrics.count(&record("m", "a"));
+    metrics.count(&RequestSummary { profile: "other".into(), ..record("m", "a") });
+    for status in [429, 503] {
+        let gaps = GapCounts::default();
+        metrics.count(&RequestSummary { status, gaps, ..record("m", "b") });
+    }
+    let figures = metrics.by_origin();
+    let of = |tenant: &str| figures[&Origin { model: "m".into(), tenant: tenant.into() }];
+    assert_eq!((of("a").requests, of("a").client_errors, of("a").server_errors), (2, 0, 0));
+    assert_eq!((of("b").requests, of("b").client_errors, of("b").server_errors), (2, 1, 1));
+    assert_eq!((of("a").output_tokens, of("a").hit_rate()), (4, Some(0.64)));
+    assert_eq!(of("a").inter_token(), Some(Duration::from_millis(20)));
+    assert_eq!(of("b").inter_token(), None);
+}
