@@ -66,8 +66,8 @@ impl DecisionRun<'_, '_, '_> {
         if self.retry.excluded.contains(&pod.id()) {
             return PassedOver::Excluded;
         }
-        let allowed = self.context.request.allowed.as_deref();
-        if allowed.is_some_and(|allowed| !allowed.contains(&pod.id())) {
+        let allowed = self.context.request.allowed.as_ref();
+        if allowed.is_some_and(|allowed| !allowed.has(pod)) {
             return PassedOver::Subset;
         }
         let drops = |filter: &&ConfiguredFilter| {
