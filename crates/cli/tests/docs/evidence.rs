@@ -80,16 +80,13 @@ fn what_the_evidence_page_says_runs_a_claim_runs_it() {
         }
         let steps = runs_in.trim_matches('`').strip_prefix("./test long ").map(str::to_owned);
         for command in &commands {
-            match (runs_in.as_str(), &steps) {
-                ("`./test`", _) => not_in_test(command).into_iter().for_each(&mut add),
-                ("by hand", _) => not_by_hand(command).into_iter().for_each(&mut add),
-                (_, Some(step)) => {
-                    not_in_step(command, step, &script).into_iter().for_each(&mut add)
-                }
-                _ => {
-                    add(format!("`{runs_in}` is none of `./test`, `./test long STEP` and by hand"))
-                }
-            }
+            let problem = match (runs_in.as_str(), &steps) {
+                ("`./test`", _) => not_in_test(command),
+                ("by hand", _) => not_by_hand(command),
+                (_, Some(step)) => not_in_step(command, step, &script),
+                _ => Some(format!("`{runs_in}` is none of `./test`, `./test long STEP`, by hand")),
+            };
+            problem.into_iter().for_each(&mut add);
         }
     }
     report(&wrong);
