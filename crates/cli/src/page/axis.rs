@@ -5,6 +5,8 @@ use std::time::Duration;
 
 /// Ticks of an axis, about.
 const TICKS: f64 = 5.0;
+/// The least distance of two ticks, as a share of the axis: their labels need room.
+const CLOSEST: f64 = 0.09;
 
 /// An axis from zero to `most`.
 pub(crate) struct Axis {
@@ -88,8 +90,14 @@ impl Axis {
                 values
             }
         };
-        let tick = |value: f64| Tick { at: self.position(value), label: self.named(value) };
-        values.into_iter().map(tick).collect()
+        let mut ticks: Vec<Tick> = Vec::new();
+        for value in values {
+            let at = self.position(value);
+            if ticks.last().is_none_or(|last| at - last.at >= CLOSEST) {
+                ticks.push(Tick { at, label: self.named(value) });
+            }
+        }
+        ticks
     }
 
     fn named(&self, value: f64) -> String {

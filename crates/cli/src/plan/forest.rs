@@ -56,7 +56,7 @@ fn ancestors(groups: &PromptGroups, group: &PromptGroup) -> usize {
 }
 
 /// The text from where a group's requests part from the others of its parent; of a trace, which has
-/// no text, its length.
+/// no text, the blocks.
 pub(super) fn name(
     groups: &PromptGroups,
     group: &PromptGroup,
@@ -67,7 +67,7 @@ pub(super) fn name(
     let first = request(group.positions.start);
     let text = prompts.text(first);
     if text.is_empty() {
-        return format!("{} blocks", group.blocks);
+        return format!("{} blocks of line {}", group.blocks, prompts.line(first));
     }
     let parent = group.parent.map(|id| &groups.all()[id.index()].positions);
     let other = parent.and_then(|around| {
