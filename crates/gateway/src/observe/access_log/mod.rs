@@ -34,7 +34,7 @@ const FINISH_RETRY: Duration = Duration::from_millis(10);
 
 /// A message to the thread that writes.
 enum AccessMessage {
-    Line(AccessRecord),
+    Line(Box<AccessRecord>),
     /// Opens the file again: it may have been renamed.
     Reopen,
     /// Requests a confirmation once all earlier lines were written.
@@ -110,7 +110,7 @@ impl SummaryObserver for AccessLog {
         if !self.sampler.has_line(record) {
             return;
         }
-        let line = AccessRecord::new(record, Timestamp::now());
+        let line = Box::new(AccessRecord::new(record, Timestamp::now()));
         if self.queue.try_send(AccessMessage::Line(line)).is_err() {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
