@@ -369,7 +369,7 @@ if __name__ == "__main__":
         with Traffic(client, threads=4):
             operating.operate(admin, images)
 
-    def fleet(admin, client, control, images=""):
+    def large_fleet(admin, client, control, images=""):
         with Traffic(client):
             operating.fleet_of_256(admin, control, images)
 
@@ -382,4 +382,4 @@ if __name__ == "__main__":
             time.sleep(600 if images else 0)
             incident.look(admin, images)
 
-    {"256": fleet, "incident": after_incident, "operate": operate, "views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])
+    {"256": large_fleet, "incident": after_incident, "operate": operate, "views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])
