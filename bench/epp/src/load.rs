@@ -64,7 +64,9 @@ pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::R
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Ok(mut sender) = connect(address).await
-            && ask(&mut sender, body(NEXT.fetch_add(1, Relaxed), bytes)).await.is_ok_and(|status| status == 200)
+            && ask(&mut sender, body(NEXT.fetch_add(1, Relaxed), bytes))
+                .await
+                .is_ok_and(|status| status == 200)
         {
             return Ok(());
         }

@@ -61,7 +61,8 @@ fn an_annotation_gives_a_pod_its_ranks_each_with_event_ports_of_its_own() {
     let ranks = pod.per_rank();
     let names: Vec<_> = ranks.iter().map(PodConfig::name).collect();
     assert_eq!(names, ["vllm-0.models/0", "vllm-0.models/1"]);
-    let expected = ["zmq://10.0.0.7:5557?replay=5657", "zmq://10.0.0.7:5558?replay=5658"];
+    let expected =
+        ["zmq://10.0.0.7:5557?replay=10.0.0.7:5657", "zmq://10.0.0.7:5558?replay=10.0.0.7:5658"];
     assert_eq!(events(&ranks), expected);
 }
 
@@ -75,7 +76,8 @@ fn each_port_of_a_pool_is_a_pod_whose_events_are_at_the_next_ports() {
         ("vllm-0.models:8001", "http://10.0.0.7:8001"),
     ];
     assert_eq!(shown, expected);
-    let expected = ["zmq://10.0.0.7:5557?replay=5657", "zmq://10.0.0.7:5558?replay=5658"];
+    let expected =
+        ["zmq://10.0.0.7:5557?replay=10.0.0.7:5657", "zmq://10.0.0.7:5558?replay=10.0.0.7:5658"];
     assert_eq!(events(&found), expected);
 }
 
@@ -97,7 +99,7 @@ fn pods_of_public_charts_are_described_by_the_sources_in_the_documentation() {
         &Described { labels: &stack, annotations: &[] },
     );
     assert_eq!(found[0].url(), "http://10.0.0.7:8000");
-    assert_eq!(events(&found), ["zmq://10.0.0.7:5557?replay=5657"]);
+    assert_eq!(events(&found), ["zmq://10.0.0.7:5557?replay=10.0.0.7:5657"]);
     assert_eq!(roles(&found[0]), ["serve"]);
     for (role, expected) in [
         ("decode", &["serve", "decode"][..]),
@@ -113,7 +115,7 @@ fn pods_of_public_charts_are_described_by_the_sources_in_the_documentation() {
         let found = pods(&source("llm-d.ai/model=llama"), &[8000], &described);
         assert_eq!(found[0].url(), "http://10.0.0.7:8000");
         assert_eq!(roles(&found[0]), expected);
-        assert_eq!(events(&found), ["zmq://10.0.0.7:5557?replay=5657"]);
+        assert_eq!(events(&found), ["zmq://10.0.0.7:5557?replay=10.0.0.7:5657"]);
     }
 }
 

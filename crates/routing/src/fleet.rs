@@ -8,7 +8,7 @@ mod held_work;
 mod learnt_rates;
 mod pod_state;
 
-use std::net::SocketAddr;
+use core::net::SocketAddr;
 use std::ops::Index;
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //! The gateway extracts what routing needs from the body and the headers, and keeps the body. Names
 //! that clients choose stay text: only a profile gives them a meaning.
 
-use std::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};

@@ -218,6 +218,8 @@ fn picker_cluster(picker: &Picker) -> Value {
             json!({"name": "envoy.transport_sockets.tls", "typed_config": context});
     }
     if picker.is_checked {
+        // Otherwise Envoy asks unhealthy pickers where there is no healthy one.
+        cluster["common_lb_config"] = json!({"healthy_panic_threshold": {"value": 0}});
         cluster["health_checks"] = json!([{
             "timeout": "2s", "interval": "0.1s", "no_traffic_interval": "0.1s",
             "unhealthy_threshold": 1, "healthy_threshold": 1,

@@ -7,8 +7,12 @@ mod bodies;
 mod churn;
 mod envoy;
 mod example;
+mod kubernetes_example;
 mod picks;
 mod replicas;
 #[path = "../support/mod.rs"]
 mod support;
 mod transport;
+#[cfg(feature = "kubernetes")]
+#[path = "../commands/packaging/yaml.rs"]
+mod yaml;

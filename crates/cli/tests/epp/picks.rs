@@ -1,10 +1,11 @@
 //! Picks: prefixes, subsets, refusals, and the account of responses.
 
-use crate::envoy::{Envoy, Failure, Pods, free_port, listed};
+use crate::envoy::{Envoy, Failure, Picker, Pods, free_port, listed};
 use crate::support::engines::{Engines, Exchange, Response};
 use crate::support::gateway::{Gateway, eventually, folder};
 use crate::support::recorder::Recorder;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -180,6 +181,12 @@ fn a_body_of_100_mb_is_refused_before_it_is_read() {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: h\r\n{framing}\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
+        // Read meanwhile: what has arrived is lost when a connection is reset.
+        let mut reader = stream.try_clone().unwrap();
+        let answer = std::thread::spawn(move || {
+            let mut line = [0; 12];
+            reader.read_exact(&mut line).map(|()| String::from_utf8_lossy(&line).into_owned())
+        });
         let piece = vec![b'a'; 64 << 10];
         let mut sent = 0;
         for _ in 0..1600 {
@@ -190,10 +197,7 @@ fn a_body_of_100_mb_is_refused_before_it_is_read() {
             }
             sent += piece.len();
         }
-        let mut answer = [0; 64];
-        let read = stream.read(&mut answer).unwrap_or(0);
-        let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
-        assert!(read == 0 || answer.starts_with("HTTP/1.1 413"), "{answer}");
+        assert_eq!(answer.join().unwrap().unwrap(), "HTTP/1.1 413", "{framing}");
         assert!(sent < 100 << 20, "all {sent} bytes were read: {framing}");
     }
     assert!(it.picker.memory("VmHWM") < 200.0, "{} MiB", it.picker.memory("VmHWM"));
@@ -212,30 +216,85 @@ fn a_client_that_disconnects_releases_its_load_while_it_waits_and_in_a_stream() 
     eventually("all are in flight", || in_flight(&it.picker) == 8);
     drop(open);
     is_idle(&it.picker);
-    let left = "wornpath_requests_total";
-    eventually("each is counted once", || {
-        let page = it.picker.get("/metrics").text;
-        let lines =
-            page.lines().filter(|line| line.starts_with(left) && line.contains("client_left"));
-        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>() == 8
-    });
+    eventually("each is counted once", || ended(&it.picker) == [(CLIENT_LEFT.to_owned(), 8)]);
+}
+
+const CLIENT_LEFT: &str = "client_left";
+
+/// How many requests ended in each way.
+fn ended(picker: &Gateway) -> Vec<(String, u64)> {
+    let page = picker.get("/metrics").text;
+    let mut ends = BTreeMap::<String, u64>::new();
+    for line in page.lines().filter(|line| line.starts_with("wornpath_requests_total{")) {
+        let label = line.split("end=\"").nth(1).unwrap_or(line);
+        let count: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+        if count > 0 {
+            *ends.entry(label.split('"').next().unwrap().to_owned()).or_default() += count;
+        }
+    }
+    ends.into_iter().collect()
 }
 
 #[test]
+fn an_envoy_that_is_killed_releases_the_load_of_its_streams_and_each_is_counted_once() {
+    let Some(it) = setup("killed", &["--engines", "2"], listed, &[]) else { return };
+    (0..2).for_each(|engine| it.engines.set_faults(engine, r#"{"stall_after_tokens": 3}"#));
+    let Setup { mut envoy, picker, engines: _engines, .. } = it;
+    let body = json!({"model": "m", "prompt": "never ends", "max_tokens": 50, "stream": true});
+    let mut open: Vec<_> = (0..8)
+        .map(|_| Exchange::open(&envoy.address, "POST", COMPLETIONS, &body.to_string()))
+        .collect();
+    open.iter_mut().for_each(|stream| drop(stream.read_past("data: ")));
+    assert_eq!(in_flight(&picker), 8);
+    envoy.restart();
+    is_idle(&picker);
+    eventually("each is counted once", || ended(&picker) == [(CLIENT_LEFT.to_owned(), 8)]);
+    let mut again = Exchange::open(&envoy.address, "POST", COMPLETIONS, &body.to_string());
+    again.read_past("data: ");
+    assert_eq!(in_flight(&picker), 1, "the new Envoy is served");
+}
+
+/// Envoy sends a body on to the picker before it knows that there is none, and then has it no more.
+/// If health checks have told it before, it does not ask.
+#[test]
 fn the_data_planes_failure_mode_decides_while_no_picker_answers() {
     let Some(it) = setup("failure", &["--engines", "2"], listed, &[]) else { return };
-    let open = Envoy::start("failure-open", it.port, &listed(&it.engines), Failure::Open);
-    assert_eq!(open.post(COMPLETIONS, &prompt(1)).status, 200);
+    let pods = listed(&it.engines);
+    let open = Envoy::start("failure-open", it.port, &pods, Failure::Open);
+    let picker = Picker { is_checked: true, ..Picker::from(it.port) };
+    let checked = Envoy::start("failure-open-checked", picker, &pods, Failure::Open);
+    eventually("the picker serves", || checked.healthy_pickers() == 1);
+    for envoy in [&open, &checked] {
+        assert_eq!(envoy.post(COMPLETIONS, &prompt(1)).status, 200);
+    }
     let Setup { envoy, picker, engines, port } = it;
     drop(picker);
     let closed = envoy.post(COMPLETIONS, &prompt(1));
     assert!(closed.status >= 500, "{} {}", closed.head, closed.text);
-    let answer = Exchange::open(&open.address, "GET", "/v1/models", "").finish().unwrap();
-    assert_eq!(answer.status, 200, "{} {}", answer.head, answer.text);
+    eventually("it is noticed", || checked.healthy_pickers() == 0);
+    for envoy in [&open, &checked] {
+        let answer = Exchange::open(&envoy.address, "GET", "/v1/models", "").finish().unwrap();
+        assert_eq!(answer.status, 200, "{} {}", answer.head, answer.text);
+    }
+    for bytes in [1 << 10, 200 << 10] {
+        let mut body = prompt(3);
+        body["prompt"] = "x".repeat(bytes).into();
+        let id = bytes.to_string();
+        let lost = open.post_with(&[("x-test-id", &id)], &body);
+        assert_eq!(lost.status, 500, "{} {}", lost.head, lost.text);
+        let details = open.details(&id);
+        assert!(details.contains("ext_proc_error_gRPC_error"), "{bytes} bytes: {details}");
+        let answer = checked.post(COMPLETIONS, &body);
+        assert_eq!(answer.status, 200, "{bytes} bytes: {} {}", answer.head, answer.text);
+        let tokens = answer.json()["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert_eq!(tokens, bytes as u64, "the pod got all of it");
+    }
     let picker = self::picker(&engines, port, &[]);
-    eventually("the restarted picker is asked", || {
-        envoy.post(COMPLETIONS, &prompt(2)).status == 200
-    });
+    for envoy in [&envoy, &open, &checked] {
+        eventually("the restarted picker is asked", || {
+            envoy.post(COMPLETIONS, &prompt(2)).status == 200
+        });
+    }
     is_idle(&picker);
 }
 
@@ -382,4 +441,28 @@ fn the_decode_pod_gets_the_request_and_the_address_of_the_prefill_pod() {
     assert_eq!(prefillers, [Some(&*prefill.address.to_string()), None]);
     assert!(prefill.posted().is_empty(), "the data plane sends one request");
     is_idle(&picker);
+}
+
+const CACHED: &str = "wornpath_cached_tokens_total{";
+
+/// What removing a pod would cost: tokens that another pod holds too are not lost with it.
+#[test]
+fn cached_tokens_count_as_unique_until_a_second_pod_holds_them() {
+    let Some(it) = setup("unique", &["--engines", "2"], listed, &[]) else { return };
+    let unique = || total(&it.picker, "wornpath_cached_tokens_unique_total{");
+    let body = prompt(1);
+    assert_eq!(cached(&it.envoy.post(COMPLETIONS, &body)), 0);
+    let asked = || cached(&it.envoy.post(COMPLETIONS, &body));
+    let alone = asked();
+    eventually("one pod holds them", || unique() == alone && alone > 500);
+    (0..2).for_each(|engine| assert_eq!(it.engines.complete(engine, &body).status, 200));
+    // Until the second pod's events have come, each answer counts.
+    eventually("both pods hold them", || {
+        let before = unique();
+        let hits = total(&it.picker, CACHED);
+        let hit = asked();
+        assert!(hit > 500, "it is cached somewhere");
+        eventually("the answer is counted", || total(&it.picker, CACHED) == hits + hit);
+        unique() == before
+    });
 }
