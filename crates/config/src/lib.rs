@@ -46,10 +46,10 @@ pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     AccessLogSettings, AccessLogTarget, BlockSize, BodyLength, CacheSharing, CheckpointSettings,
-    Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
-    Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
-    OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, StreamUsage,
-    TelemetrySettings, TenantSettings,
+    ContinuationMode, ContinuationSettings, Credentials, DebugHeaders, Destinations, Drain,
+    EppSettings, GatewayLimits, IsolationRules, Listeners, LogFormat, LoggedFailures, MetricLimits,
+    ModelSettings, NamedProfile, OFFLINE, OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings,
+    Settings, StreamUsage, TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

@@ -63,7 +63,9 @@ pub struct Settings {
     pub breaker: BreakerRules,
     /// The retry budget.
     pub retries: BudgetRules,
-    /// Shutdown.
+    /// Going on with broken streams on other pods.
+    pub continuation: ContinuationSettings,
+    /// Shutdown, and draining pods.
     pub drain: Drain,
     /// Whether engines are asked for the token counts of every stream.
     pub stream_usage: StreamUsage,
@@ -246,6 +248,7 @@ impl Default for Settings {
             unstreamed: Duration::from_secs(600),
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
+            continuation: ContinuationSettings::default(),
             drain: Drain::default(),
             stream_usage: StreamUsage::Always,
             reveal: DebugHeaders::Nothing,
@@ -525,6 +528,34 @@ impl GatewayLimits {
     }
 }
 
+/// Whether streams are continued on other pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ContinuationMode {
+    /// If everything about them is known to stay right.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Going on with broken streams on other pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ContinuationSettings {
+    /// Whether it is done.
+    pub mode: ContinuationMode,
+    /// How often for one stream.
+    pub most: usize,
+    /// Bytes that one stream may keep.
+    pub kept: usize,
+    /// Bytes that all streams may keep.
+    pub memory: usize,
+}
+
+impl Default for ContinuationSettings {
+    fn default() -> Self {
+        Self { mode: ContinuationMode::Off, most: 2, kept: 1 << 20, memory: 256 << 20 }
+    }
+}
+
 /// The phases of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drain {
@@ -532,11 +563,14 @@ pub struct Drain {
     pub lame_duck: Duration,
     /// Time for in-flight requests to finish.
     pub grace: Duration,
+    /// How long a pod may drain before its streams are moved; none if they stay.
+    pub move_after: Option<Duration>,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { lame_duck: Duration::from_secs(1), grace: Duration::from_secs(30) }
+        let grace = Duration::from_secs(30);
+        Self { lame_duck: Duration::from_secs(1), grace, move_after: None }
     }
 }
 

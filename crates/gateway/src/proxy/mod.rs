@@ -9,9 +9,10 @@
 //! | usage | `stream_usage` | asks for the token counts of a stream |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
-//! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
+//! | execute | `run_plan`, `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
 //! | relay | `relay` | the body of the answer, byte by byte |
+//! | continuation | `continuation` | goes on with a stream on another pod |
 //! | account | `account` | gives load back and tells observers |
 //!
 //! `route` calls the stages from parse to decide, for every front; `handle` calls them up to the
@@ -21,6 +22,7 @@ pub(crate) mod account;
 pub mod body;
 pub mod body_budget;
 pub mod body_pace;
+pub(crate) mod continuation;
 pub(crate) mod decide;
 mod engine_priority;
 pub mod error_response;
@@ -42,6 +44,7 @@ pub(crate) mod pending_summary;
 mod prepare;
 pub mod relay;
 pub(crate) mod route;
+mod run_plan;
 mod sender;
 pub(crate) mod stream_usage;
 pub(crate) mod usage;
