@@ -14,6 +14,7 @@
 mod batch_rules;
 mod builtin;
 mod config;
+mod continuation;
 mod diagnostics;
 mod engine_priority;
 mod env;
@@ -30,6 +31,7 @@ mod watch;
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
+pub use continuation::{ContinuationMode, ContinuationSettings};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
@@ -46,10 +48,10 @@ pub use sections::routes::needs_tokens;
 pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
 pub use settings::{
     AccessLogSettings, AccessLogTarget, BlockSize, BodyLength, CacheSharing, CheckpointSettings,
-    ContinuationMode, ContinuationSettings, Credentials, DebugHeaders, Destinations, Drain,
-    EppSettings, GatewayLimits, IsolationRules, Listeners, LogFormat, LoggedFailures, MetricLimits,
-    ModelSettings, NamedProfile, OFFLINE, OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings,
-    Settings, StreamUsage, TelemetrySettings, TenantSettings,
+    Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
+    Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
+    OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, StreamUsage,
+    TelemetrySettings, TenantSettings,
 };
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

@@ -1,6 +1,7 @@
 //! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
+use crate::continuation::ContinuationSettings;
 use crate::engine_priority::PriorityRange;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
@@ -525,34 +526,6 @@ impl GatewayLimits {
     #[must_use]
     pub const fn length(&self, bytes: usize) -> BodyLength {
         BodyLength { bytes, is_long: bytes >= self.inline_bytes }
-    }
-}
-
-/// Whether streams are continued on other pods.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ContinuationMode {
-    /// If everything about them is known to stay right.
-    On,
-    /// Never.
-    Off,
-}
-
-/// Going on with broken streams on other pods.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ContinuationSettings {
-    /// Whether it is done.
-    pub mode: ContinuationMode,
-    /// How often for one stream.
-    pub most: usize,
-    /// Bytes that one stream may keep.
-    pub kept: usize,
-    /// Bytes that all streams may keep.
-    pub memory: usize,
-}
-
-impl Default for ContinuationSettings {
-    fn default() -> Self {
-        Self { mode: ContinuationMode::Off, most: 2, kept: 1 << 20, memory: 256 << 20 }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Takes};
 
+use crate::continuation::{ContinuationMode, ContinuationSettings};
 use crate::diagnostics::Diagnostics;
 use crate::section::Section;
-use crate::settings::{ContinuationMode, ContinuationSettings};
 
 #[rustfmt::skip]
 pub(crate) const CONTINUATION: &[Parameter] = &[

@@ -14,6 +14,9 @@ use serde_json::Value;
 use std::ops::Range;
 use wornpath_execution::{JsonScan, NotAnObject};
 
+/// A longer event is none of text.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+
 /// Rewrites the events of an engine that continues a stream.
 #[derive(Debug)]
 pub(super) struct Seam {
@@ -67,7 +70,9 @@ impl Seam {
                 return Passed { bytes: out.into(), stop: Some(stop) };
             }
         }
-        Passed { bytes: out.into(), stop: None }
+        let is_endless = self.buffer.len() > MAX_EVENT_BYTES;
+        let stop = is_endless.then_some(Stop::NotContinued(NotContinued::Diverged));
+        Passed { bytes: out.into(), stop }
     }
 
     fn event(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
