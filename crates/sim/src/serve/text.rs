@@ -193,14 +193,19 @@ impl GeneratedText {
     /// Ends the text at the first stop string, and holds back what may begin one, as vLLM does.
     /// Returns whether one was found.
     pub(super) fn stop_at(&mut self, stops: &StopStrings) -> bool {
-        let longest = stops.all.iter().map(|stop| stop.chars().count()).max().unwrap_or(0);
+        let Some(longest) = stops.all.iter().map(|stop| stop.chars().count()).max() else {
+            return false;
+        };
+        let longest_bytes = stops.all.iter().map(String::len).max().unwrap_or(0);
         let held = if stops.are_included { 0 } else { longest.saturating_sub(1) };
         let mut text = String::new();
         let mut shown = 0;
         for at in 0..self.pieces.len() {
+            let from = text.floor_char_boundary(text.len().saturating_sub(longest_bytes));
             text.push_str(&self.pieces[at]);
             let found = stops.all.iter().filter_map(|stop| {
-                text.find(stop.as_str()).map(|start| (start, start + stop.len()))
+                let start = from + text[from..].find(stop.as_str())?;
+                Some((start, start + stop.len()))
             });
             if let Some((start, end)) = found.min() {
                 let end = if stops.are_included { end } else { start };
@@ -211,8 +216,10 @@ impl GeneratedText {
             }
             let is_last = at + 1 == self.pieces.len();
             let back = if is_last { 0 } else { held };
-            let end = text.char_indices().rev().nth(back.wrapping_sub(1)).map_or(0, |(at, _)| at);
-            let end = if back == 0 { text.len() } else { end };
+            let end = match back.checked_sub(1) {
+                None => text.len(),
+                Some(last) => text.char_indices().rev().nth(last).map_or(0, |(at, _)| at),
+            };
             self.pieces[at] = text[shown..end].to_owned();
             shown = end;
         }
