@@ -1,11 +1,11 @@
-//! What engines return: streams of events, and pages of metrics.
+//! What engines return: streams of events, one after another's, and pages of metrics.
 
 use crate::client::pieces;
 use bytes::Bytes;
 use serde_json::Value;
 use std::iter::once;
 use wornpath_gateway::fleet::discovery;
-use wornpath_gateway::fuzzing;
+use wornpath_gateway::{Api, fuzzing};
 use wornpath_jobs::{Assembler, StreamError};
 
 /// The first byte chooses how the stream is split: the result equals that of one piece. An
@@ -19,6 +19,21 @@ pub fn answer_stream(bytes: &[u8]) {
         let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
         assert!(answer["choices"].is_array(), "{answer}");
     }
+}
+
+/// The streams of two engines, of which the second continues the first: `0xff` separates them, the
+/// first byte chooses the API and how they are split. The client gets the same however they are
+/// split, and whole events only.
+pub fn continued_stream(bytes: &[u8]) {
+    let Some((choice, streams)) = bytes.split_first() else { return };
+    let path = if choice & 1 == 0 { "/v1/chat/completions" } else { "/v1/completions" };
+    let api = Api::at(path);
+    let mut streams = streams.splitn(2, |byte| *byte == 0xff);
+    let first = streams.next().unwrap_or_default();
+    let second = streams.next().unwrap_or_default();
+    let whole = fuzzing::continued_stream(api, once(first), once(second));
+    let cut = fuzzing::continued_stream(api, pieces(first, *choice), pieces(second, *choice));
+    assert_eq!(String::from_utf8_lossy(&cut), String::from_utf8_lossy(&whole));
 }
 
 fn assemble<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Bytes, StreamError> {

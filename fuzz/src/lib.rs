@@ -25,7 +25,7 @@ pub use chat::{chat_template, tokenizer_config};
 pub use checkpoint::checkpoint;
 pub use client::{client_body, form_data};
 pub use config::{configuration, described_fleet, profile};
-pub use engine_output::{answer_stream, engine_metrics};
+pub use engine_output::{answer_stream, continued_stream, engine_metrics};
 pub use full_cache::full_cache;
 pub use index_ops::index_ops;
 pub use isolation::isolated_body;
@@ -45,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     ("checkpoint", checkpoint),
     ("client_body", client_body),
     ("configuration", configuration),
+    ("continued_stream", continued_stream),
     ("described_fleet", described_fleet),
     ("engine_metrics", engine_metrics),
     ("engine_profile", engine_profile),

@@ -14,7 +14,7 @@ use wornpath_routing::Name;
 
 use crate::failures::FailureJournal;
 use crate::finished::{RecentRequest, cause, is_failure};
-use wornpath_gateway::observe::request_trace::{CallTrace, TraceContext};
+use wornpath_gateway::observe::request_trace::{CallTrace, ContinuationTrace, TraceContext};
 use wornpath_gateway::observe::summary::{RequestSummary, SummaryObserver};
 use wornpath_gateway::observe::timestamp::Timestamp;
 
@@ -167,6 +167,7 @@ pub(crate) fn line(request: &RecentRequest) -> Value {
         "first_byte_us": record.first_byte.map(micros),
         "total_us": micros(record.total),
         "retries": record.retries,
+        "continued": record.continued,
         "degraded": record.is_degraded,
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
@@ -204,6 +205,8 @@ pub(crate) fn json(request: &RecentRequest) -> Value {
         shown["explanation"] = trace.explanation.to_json();
         shown["has_waited"] = trace.has_waited.into();
         shown["calls"] = trace.calls.iter().map(|call| called(call, trace.arrived)).collect();
+        let moved = trace.continuations.iter().map(|it| continued(it, trace.arrived));
+        shown["continuations"] = moved.collect();
     }
     shown
 }
@@ -219,6 +222,16 @@ fn called(call: &CallTrace, arrived: Moment) -> Value {
         "sent_us": micros(call.started.since(arrived)),
         "took_us": micros(call.ended.since(call.started)),
         "failure": call.failure,
+    })
+}
+
+fn continued(continuation: &ContinuationTrace, arrived: Moment) -> Value {
+    json!({
+        "cause": continuation.cause,
+        "at_us": micros(continuation.at.since(arrived)),
+        "tokens": continuation.tokens,
+        "from": continuation.from.as_ref().map(Name::as_str),
+        "to": continuation.to.as_ref().map(Name::as_str),
     })
 }
 

@@ -24,8 +24,8 @@ use crate::sections::pods::PodScope;
 use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
-    access_log, batch, checkpoint, discovery, limits, listen, metrics, models, pods, profiles,
-    routes, shadow, sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, continuation, discovery, limits, listen, metrics, models, pods,
+    profiles, routes, shadow, sources, telemetry, tenants, tls,
 };
 use crate::settings::ModelSettings;
 use crate::settings::{CacheSharing, Credentials, DebugHeaders, LogFormat, Settings, StreamUsage};
@@ -61,7 +61,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 29] = [
+const KEYS: [&str; 30] = [
     "listen",
     "models",
     "pods",
@@ -79,6 +79,7 @@ const KEYS: [&str; 29] = [
     "timeouts",
     "retries",
     "breaker",
+    "continuation",
     "drain",
     "stream_usage",
     "reveal",
@@ -376,6 +377,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     settings.shadow = shadow::shadow(root, &settings.profiles, diagnostics);
     routes::check_events(root, &pods, &settings, diagnostics);
     limits::bounds(root, &mut settings, diagnostics);
+    settings.continuation = continuation::continuation(root, diagnostics);
     settings.metrics = metrics::metrics(root, diagnostics);
     settings.access_log = access_log::access_log(root, diagnostics);
     settings.telemetry = telemetry::telemetry(root, diagnostics);

@@ -3,7 +3,9 @@
 use wornpath_yaml::{Absent, Node, Parameter, Yaml};
 
 use crate::env::Environment;
-use crate::sections::{access_log, batch, checkpoint, limits, listen, metrics, shadow, telemetry};
+use crate::sections::{
+    access_log, batch, checkpoint, continuation, limits, listen, metrics, shadow, telemetry,
+};
 
 /// A key of the configuration and its value.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +77,7 @@ const ALWAYS: &[(&str, &[Parameter])] = &[
     ("retries", limits::RETRIES),
     ("breaker", limits::BREAKER),
     ("drain", limits::DRAIN),
+    ("continuation", continuation::CONTINUATION),
     ("metrics", metrics::METRICS),
 ];
 

@@ -14,6 +14,7 @@
 mod batch_rules;
 mod builtin;
 mod config;
+mod continuation;
 mod diagnostics;
 mod effective;
 mod engine_priority;
@@ -31,6 +32,7 @@ mod watch;
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
+pub use continuation::{ContinuationMode, ContinuationSettings};
 pub use effective::{EffectiveValue, ValueSource};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    access_log, batch, checkpoint, discovery, epp, kubernetes, limits, listen, metrics, models,
-    password, pods, routes, shadow, sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, continuation, discovery, epp, kubernetes, limits, listen,
+    metrics, models, password, pods, routes, shadow, sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -122,7 +122,14 @@ const PARTS: &[ReferencePart] = &[
     ("timeouts", "Timeouts of calls to pods.", limits::TIMEOUTS),
     ("retries", "The retry budget.", limits::RETRIES),
     ("breaker", "The circuit breaker of each pod.", limits::BREAKER),
-    ("drain", "Shutdown.", limits::DRAIN),
+    (
+        "continuation",
+        "If `mode` is `on`, a stream whose pod dies, hangs or is drained goes on with another pod, which \
+         gets the prompt and the text that the client has. [operations.md](operations.md#streams-that-survive-their-pod) \
+         says which streams.",
+        continuation::CONTINUATION,
+    ),
+    ("drain", "Shutdown, and draining pods.", limits::DRAIN),
     (
         "metrics",
         "The cardinality of `/metrics`. Pods have series of their own without a limit, and are removed with their pod.",

@@ -1,6 +1,7 @@
 //! The settings of a gateway, validated from `wornpath.yaml` or the command line.
 
 use crate::batch_rules::BatchRules;
+use crate::continuation::ContinuationSettings;
 use crate::engine_priority::PriorityRange;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
@@ -65,7 +66,9 @@ pub struct Settings {
     pub breaker: BreakerRules,
     /// The retry budget.
     pub retries: BudgetRules,
-    /// Shutdown.
+    /// Going on with broken streams on other pods.
+    pub continuation: ContinuationSettings,
+    /// Shutdown, and draining pods.
     pub drain: Drain,
     /// Whether engines are asked for the token counts of every stream.
     pub stream_usage: StreamUsage,
@@ -249,6 +252,7 @@ impl Default for Settings {
             unstreamed: Duration::from_secs(600),
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
+            continuation: ContinuationSettings::default(),
             drain: Drain::default(),
             stream_usage: StreamUsage::Always,
             reveal: DebugHeaders::Nothing,
@@ -544,11 +548,14 @@ pub struct Drain {
     pub lame_duck: Duration,
     /// Time for in-flight requests to finish.
     pub grace: Duration,
+    /// How long a pod may drain before its streams are moved; none if they stay.
+    pub move_after: Option<Duration>,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { lame_duck: Duration::from_secs(1), grace: Duration::from_secs(30) }
+        let grace = Duration::from_secs(30);
+        Self { lame_duck: Duration::from_secs(1), grace, move_after: None }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::dialect::Api;
 use crate::observe::summary::Usage;
+use crate::proxy::continuation;
 use crate::proxy::isolation;
 use crate::proxy::multipart::{Multipart, MultipartEvent};
 use crate::proxy::parse::read;
@@ -34,6 +35,15 @@ pub fn client_body(api: Api, body: &Bytes) -> Option<(String, Request)> {
 #[must_use]
 pub fn isolated_body(path: &str, body: &Bytes, tenant: &str) -> Option<Bytes> {
     isolation::isolated_body(path, body, tenant).ok()
+}
+
+/// What a client gets of an engine's stream in these chunks, and then of another that continues it.
+pub fn continued_stream<'a>(
+    api: Api,
+    first: impl Iterator<Item = &'a [u8]>,
+    second: impl Iterator<Item = &'a [u8]>,
+) -> Vec<u8> {
+    continuation::passed(api, first, second)
 }
 
 /// The token usage that an answer in these chunks reports.

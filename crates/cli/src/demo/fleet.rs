@@ -90,7 +90,11 @@ impl DemoFleet {
             batch: Some(BatchRules::kept(BatchStoreSettings::Folder(
                 self.folder.path().join("batches"),
             ))),
-            drain: Drain { lame_duck: Duration::ZERO, grace: Duration::from_secs(2) },
+            drain: Drain {
+                lame_duck: Duration::ZERO,
+                grace: Duration::from_secs(2),
+                ..Drain::default()
+            },
             workers: NonZeroUsize::MIN,
             ..Settings::default()
         })

@@ -8,6 +8,7 @@ mod block_size;
 mod churn;
 mod clients;
 mod collector;
+mod continuation;
 mod edges;
 mod egress_policy;
 mod engine_headers;

@@ -20,12 +20,16 @@ const SHOWN: [(&str, &[&str]); 29] = [
         &[
             "a_pod_that_refuses_connections_costs_no_request",
             "a_crash_before_the_first_byte_is_retried_on_another_pod",
-            "pods_that_die_under_load_cost_no_request_that_had_not_begun",
+            "pods_that_die_under_load_cost_no_request_and_no_stream",
         ],
     ),
     (
-        "2: a stream that breaks ends in an error and never looks whole",
-        &["a_crash_during_a_stream_ends_it_with_an_error"],
+        "2: a stream that breaks goes on with another pod, or ends in an error and never looks whole",
+        &[
+            "a_stream_whose_engine_dies_is_the_same_for_its_client",
+            "what_cannot_be_continued_ends_with_an_error_that_says_why",
+            "a_crash_during_a_stream_ends_it_with_an_error",
+        ],
     ),
     (
         "3: a pod that hangs is left after its timeout, before and after the first byte",

@@ -53,6 +53,7 @@ pub(crate) const BREAKER: &[Parameter] = &[
 pub(crate) const DRAIN: &[Parameter] = &[
     Parameter::with_default("lame_duck", Takes::Time, "1s", "Time after SIGTERM in which connections are still accepted while `/ready` fails."),
     Parameter::with_default("grace", Takes::Time, "30s", "Time for in-flight requests to finish after that. The process exits at most 2s later."),
+    Parameter::optional("move_after", Takes::Time, "How long a draining pod finishes its streams before those that can be continued (`continuation`) move to other pods; by default they stay."),
 ];
 
 /// Reads these five sections into `settings`.
@@ -108,7 +109,11 @@ pub(crate) fn bounds(root: &Node, settings: &mut Settings, diagnostics: &mut Dia
         first_pause: time(&breaker, "first_pause"),
         longest_rest: time(&breaker, "longest_rest"),
     };
-    settings.drain = Drain { lame_duck: time(&drain, "lame_duck"), grace: time(&drain, "grace") };
+    settings.drain = Drain {
+        lame_duck: time(&drain, "lame_duck"),
+        grace: time(&drain, "grace"),
+        move_after: drain.maybe("move_after"),
+    };
     check_bodies_fit(&limits, &settings.limits, diagnostics);
     check_total_is_longest(&timeouts, settings.timeouts, settings.unstreamed, diagnostics);
 }

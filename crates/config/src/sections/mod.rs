@@ -3,6 +3,7 @@
 pub(crate) mod access_log;
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
+pub(crate) mod continuation;
 pub(crate) mod discovery;
 pub(crate) mod epp;
 pub(crate) mod kubernetes;

@@ -73,9 +73,14 @@ fn has_line(stream: &[u8], word: &[u8]) -> bool {
 const LOST: &str = "upstream_lost";
 const NUMBER: &[u8] = b"\"sequence_number\":";
 
-/// The error event; `number` is its sequence number, for APIs that number their events.
-pub(crate) fn lost_event(api: Api, cause: &CallError, number: u64) -> String {
-    let message = format!("the pod was lost mid-stream: {cause}");
+/// The error event, which says why the stream was not continued, if it could have been; `number` is
+/// its sequence number, for APIs that number their events.
+pub(crate) fn lost_event(api: Api, cause: &CallError, why: Option<&str>, number: u64) -> String {
+    let mut message = format!("the pod was lost mid-stream: {cause}");
+    if let Some(why) = why {
+        message.push_str("; not continued on another pod: ");
+        message.push_str(why);
+    }
     let body = api.dialect().error_event(LOST, &message, number);
     format!("event: error\ndata: {body}\n\n")
 }

@@ -107,6 +107,7 @@ pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     budget.value(&["spent"], spent);
     budget.value(&["refused"], refused);
     page.family(family::POISON_REFUSED).value(&[], gateway.poison_refused());
+    continuations(&mut page, gateway);
     bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
     models(&mut page, gateway, pods);
@@ -173,6 +174,17 @@ fn models(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
             lines.value(&[model.as_str()], values[at]);
         }
     }
+}
+
+fn continuations(page: &mut MetricsPage, gateway: &Gateway) {
+    let counts = page.family(family::CONTINUATIONS);
+    for (labels, count) in gateway.continuations.counts() {
+        counts.value(&labels, count);
+    }
+    let kept = gateway.continuations.kept_bytes();
+    page.family(family::CONTINUATION_BYTES).value(&[], kept);
+    let limit = gateway.settings().continuation.memory;
+    page.family(family::CONTINUATION_BYTES_LIMIT).value(&[], limit);
 }
 
 fn bodies(page: &mut MetricsPage, gateway: &Gateway) {

@@ -30,6 +30,8 @@ pub struct RequestTrace {
     pub has_waited: bool,
     /// Its calls to pods, in order.
     pub calls: Vec<CallTrace>,
+    /// The pods that continued its stream, in order.
+    pub continuations: Vec<ContinuationTrace>,
     /// Its place in a distributed trace, if it is exported to a collector.
     pub context: Option<TraceContext>,
 }
@@ -47,6 +49,21 @@ pub struct CallTrace {
     pub ended: Moment,
     /// The error, if the call failed.
     pub failure: Option<String>,
+}
+
+/// A stream that another pod continued.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ContinuationTrace {
+    /// When the other pod answered.
+    pub at: Moment,
+    /// `lost`, `stalled`, `engine_error` or `drained`.
+    pub cause: &'static str,
+    /// Tokens that the client had.
+    pub tokens: u64,
+    /// The pod that it was on.
+    pub from: Option<Name>,
+    /// The pod that continued it.
+    pub to: Option<Name>,
 }
 
 /// A W3C trace context: the trace of a request, its parent span and its own span.

@@ -77,6 +77,8 @@ pub struct RequestSummary {
     pub total: Duration,
     /// Attempts after the first.
     pub retries: u32,
+    /// How often another pod continued the stream.
+    pub continued: u32,
     /// Whether a failed step of the plan was skipped.
     pub is_degraded: bool,
     /// Cached tokens predicted on the pod that computed the prompt; none if the profile ignores
@@ -133,6 +135,7 @@ impl RequestSummary {
             first_token: None,
             total: Duration::ZERO,
             retries: 0,
+            continued: 0,
             is_degraded: false,
             predicted_tokens: None,
             unique_tokens: 0,

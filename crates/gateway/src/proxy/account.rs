@@ -6,7 +6,9 @@
 use crate::dialect::stream_end::StreamEnd;
 use crate::dialect::{Api, Dialect};
 use crate::fleet::snapshot::FleetSnapshot;
+use crate::observe::request_trace::ContinuationTrace;
 use crate::observe::summary::{BestPod, Computed, RequestEnd, RequestSummary, Speculative};
+use crate::proxy::continuation::reason::Moved;
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
@@ -259,6 +261,50 @@ impl ResponseAccount {
             endpoint.record_outcome(error.outcome(), blamed, gateway.now());
         }
         self.end(RequestEnd::Broken);
+    }
+
+    /// The pod broke the stream, and another one is decided: its load is given back.
+    pub(crate) fn pod_lost(&mut self, error: &CallError) {
+        let Some(open) = &mut self.open else { return };
+        let gateway = &open.worker.gateway;
+        if let Some(endpoint) = open.endpoint.take() {
+            let blamed = gateway.poison.blamed(open.request, gateway.now());
+            endpoint.record_outcome(error.outcome(), blamed, gateway.now());
+        }
+        open.step.reservation = None;
+        gateway.wait_queue.poll(&*open.worker);
+    }
+
+    /// Another pod continues the stream.
+    pub(crate) fn moved(&mut self, moved: Moved) {
+        let Some(open) = &mut self.open else { return };
+        let Moved { step, endpoint, retries, .. } = moved;
+        let gateway = &open.worker.gateway;
+        open.step = step;
+        open.endpoint = Some(endpoint);
+        if let Some(load) = &mut open.step.reservation {
+            load.first_token_at(gateway.now());
+        }
+        let summary = &mut open.summary;
+        summary.retries += retries;
+        summary.continued += 1;
+        // The prompt of the client was not what this pod has computed.
+        summary.predicted_tokens = None;
+        summary.speculative = None;
+        let snapshot = gateway.snapshot();
+        let entry = open.step.pod.and_then(|pod| snapshot.entry(pod));
+        let pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
+        if let Some(trace) = &mut summary.trace {
+            Arc::make_mut(trace).continuations.push(ContinuationTrace {
+                at: gateway.now(),
+                cause: moved.cause.name(),
+                tokens: moved.tokens,
+                from: summary.pod.take().map(|(_, name)| name),
+                to: pod.as_ref().map(|(_, name)| name.clone()),
+            });
+        }
+        summary.pod = pod;
+        gateway.wait_queue.poll(&*open.worker);
     }
 
     pub(crate) fn end(&mut self, end: RequestEnd) {

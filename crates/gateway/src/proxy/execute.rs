@@ -20,7 +20,7 @@ use wornpath_routing::queue::Redecision;
 use wornpath_routing::{Outcome, Profile, Rejection, Retry, RoutingContext, RoutingPlan};
 
 /// How the calls of one request are made.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CallPolicy {
     pub(crate) timeouts: Timeouts,
     /// As in [`CallOptions`].

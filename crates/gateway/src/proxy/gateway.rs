@@ -12,6 +12,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::summary::{RequestSummary, SummaryObserver};
 use crate::observe::traffic_recorder::TrafficRecorder;
 use crate::proxy::body_budget::BodyBudget;
+use crate::proxy::continuation::reason::Continuations;
 use crate::proxy::low_priority_pool::LowPriorityPool;
 use crate::proxy::model_waits::ModelWaits;
 use crate::proxy::shadow::{Comparison, Shadow};
@@ -59,6 +60,7 @@ pub struct Gateway {
     pub(crate) budget: RetryBudget,
     pub(crate) tenant_budgets: TenantBudgets,
     pub(crate) poison: PoisonRequests,
+    pub(crate) continuations: Continuations,
     recorder: TrafficRecorder,
     pub(crate) pool: LowPriorityPool,
     threads: Arc<Threads>,
@@ -98,6 +100,7 @@ impl Gateway {
             budget: RetryBudget::new(settings.retries, clock.now()),
             tenant_budgets: TenantBudgets::default(),
             poison: PoisonRequests::new(rng(seed, usize::MAX).bits()),
+            continuations: Continuations::default(),
             recorder: TrafficRecorder::default(),
             pool: LowPriorityPool::new(
                 background.clone(),

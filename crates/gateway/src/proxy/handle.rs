@@ -2,24 +2,23 @@
 //! client and for a batch.
 
 use crate::dialect::Api;
-use crate::observe::request_trace::kept;
 use crate::observe::summary::RequestSummary;
 use crate::proxy::body::discard;
+use crate::proxy::continuation;
 use crate::proxy::decide::{Decided, DecisionNotes, decide};
 use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::execute::{CallPolicy, Replanner, execute_one_step};
-use crate::proxy::gateway::QuotaPermit;
+use crate::proxy::execute::{CallPolicy, Replanner};
 use crate::proxy::headers;
 use crate::proxy::ingress::{self, Arrival, replace_alias};
 use crate::proxy::isolation::isolate;
 use crate::proxy::low_priority_pool::{BodyWork, Origin};
-use crate::proxy::multi_step;
 use crate::proxy::parse::read_body;
 use crate::proxy::pending_summary::PendingSummary;
 use crate::proxy::prepare::prepare;
-use crate::proxy::relay::respond;
-use crate::proxy::route::{RouteHints, Routed, refuse_poison, route};
+use crate::proxy::relay::{Answered, respond};
+use crate::proxy::route::{RouteHints, refuse_poison, route};
+use crate::proxy::run_plan::{PlanRun, run_plan};
 use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -49,7 +48,7 @@ pub(crate) async fn handle(
     let mut pending = PendingSummary::new(worker, summary, arrived);
     let arrival = Arrival { at: arrived, id: id.clone(), address };
     match run_stages(worker, request, arrival, pending.get()).await {
-        Ok((response, permit)) => respond(worker, response, permit, pending.take(), arrived),
+        Ok(answered) => respond(worker, answered, pending.take(), arrived),
         Err(error) => {
             pending.refused(&error);
             error.response(error_api)
@@ -63,7 +62,7 @@ async fn run_stages(
     request: Request<Incoming>,
     arrival: Arrival,
     summary: &mut RequestSummary,
-) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
+) -> Result<Answered, ErrorResponse> {
     let settings = worker.gateway.settings();
     let (parts, mut body) = request.into_parts();
     let ingress = match ingress::receive(worker, parts, &mut body, &arrival, &settings).await {
@@ -78,42 +77,10 @@ async fn run_stages(
     };
     let hints = RouteHints::default();
     let routed = route(worker, ingress, &arrival, hints, summary).await?;
-    execute_routed(worker, routed, summary).await
-}
-
-/// Executes a plan up to the first byte of its answer.
-async fn execute_routed(
-    worker: &Arc<Worker>,
-    routed: Routed,
-    summary: &mut RequestSummary,
-) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
-    let gateway = &worker.gateway;
-    // The reservation is dropped when the response begins: until then the body may be sent again.
-    let Routed { call, permit, reservation, profile, decided, trace, policy } = routed;
-    let Decided { context, plan, insert } = decided;
-    if plan.steps.len() == 1 {
-        let replanner = Replanner {
-            worker,
-            profile: &profile,
-            context,
-            bytes: call.body.len(),
-            trace,
-            snapshot: gateway.snapshot(),
-            insert,
-            lease: None,
-            summary: Some(summary),
-        };
-        let options = policy.options(worker);
-        let response = execute_one_step(plan, &call, &options, replanner).await?;
-        return Ok((response, permit));
-    }
-    if let Some(insert) = insert {
-        worker.commit(insert);
-    }
-    let task = multi_step::PlanTask { plan, call, reservation, context, trace, permit, policy };
-    let done = Box::pin(multi_step::execute(worker, &profile, task)).await?;
-    summary.trace = kept(done.trace);
-    Ok((done.response?, done.permit))
+    let keeping = continuation::keeping(worker, &routed, summary, &arrival);
+    let PlanRun { response, permit, sent } = run_plan(worker, routed, summary).await?;
+    let kept = keeping.map(|facts| facts.and_then(|facts| facts.keep(worker, sent)));
+    Ok(Answered { response, permit, kept })
 }
 
 /// A request that the plan of a batch assigns to a pod.
@@ -146,7 +113,7 @@ pub async fn send_planned(
     };
     let mut response = match run_planned_stages(worker, call, planned, arrived, &mut summary).await
     {
-        Ok(response) => respond(worker, response, None, summary, arrived),
+        Ok(response) => respond(worker, Answered::once(response), summary, arrived),
         Err(error) => {
             summary.status = error.status.as_u16();
             summary.refusal = Some(Box::new(error.refusal(&worker.gateway.snapshot())));

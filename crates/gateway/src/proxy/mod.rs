@@ -10,9 +10,10 @@
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | shadow | `shadow` | lets a second profile decide too, without effect |
 //! | decide | `decide` | chooses pods, or waits in the queue |
-//! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
+//! | execute | `run_plan`, `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `relay` | the head of the answer |
 //! | relay | `relay` | the body of the answer, byte by byte |
+//! | continuation | `continuation` | goes on with a stream on another pod |
 //! | account | `account` | gives load back and tells observers |
 //!
 //! `route` calls the stages from parse to decide, for every front; `handle` calls them up to the
@@ -22,6 +23,7 @@ pub(crate) mod account;
 pub mod body;
 pub mod body_budget;
 pub mod body_pace;
+pub(crate) mod continuation;
 pub(crate) mod decide;
 mod engine_priority;
 pub mod error_response;
@@ -43,6 +45,7 @@ pub(crate) mod pending_summary;
 mod prepare;
 pub mod relay;
 pub(crate) mod route;
+mod run_plan;
 mod sender;
 pub mod shadow;
 pub(crate) mod stream_usage;

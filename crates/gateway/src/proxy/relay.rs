@@ -7,6 +7,9 @@ use crate::dialect::Dialect;
 use crate::dialect::stream_end::{lost_event, next_number};
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::account::{ChunkEnds, EndMarker, OpenResponse, ResponseAccount, ResponseFacts};
+use crate::proxy::continuation::KeptRequest;
+use crate::proxy::continuation::reason::NotContinued;
+use crate::proxy::continuation::stream::{KeptStream, Polled};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
 use crate::proxy::stream_usage::UsageFilter;
@@ -15,22 +18,38 @@ use crate::reply::ClientReply;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use hyper::http::response::Parts;
 use hyper::{Response, Version};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use wornpath_config::DebugHeaders;
 use wornpath_execution::{CallError, EngineBody, PlanResponse};
-use wornpath_index::Moment;
+use wornpath_index::{Moment, PodId};
+
+/// The response of a plan, and what is kept to continue its stream.
+pub(crate) struct Answered {
+    pub(crate) response: PlanResponse,
+    pub(crate) permit: Option<QuotaPermit>,
+    /// None if the answer is no stream.
+    pub(crate) kept: Option<Result<KeptRequest, NotContinued>>,
+}
+
+impl Answered {
+    /// A response that no other pod continues.
+    pub(crate) const fn once(response: PlanResponse) -> Self {
+        Self { response, permit: None, kept: None }
+    }
+}
 
 /// The response of a plan as the client gets it.
 pub(crate) fn respond(
     worker: &Arc<Worker>,
-    response: PlanResponse,
-    permit: Option<QuotaPermit>,
+    answered: Answered,
     summary: RequestSummary,
     arrived: Moment,
 ) -> Response<ClientReply> {
+    let Answered { response, permit, kept } = answered;
     let settings = worker.gateway.settings();
     let mut response_head = response.answer.head;
     response_head.version = Version::HTTP_11;
@@ -41,6 +60,8 @@ pub(crate) fn respond(
         // Chunked framing takes precedence over a length (RFC 9112, section 6.3).
         response_head.headers.remove(CONTENT_LENGTH);
     }
+    let body = response.answer.body;
+    let source = Source::of(worker, kept, &response_head, body, response.step.pod);
     headers::strip(&mut response_head.headers);
     headers::strip_gateway_headers(&mut response_head.headers);
     headers::strip_response(&mut response_head.headers);
@@ -76,7 +97,7 @@ pub(crate) fn respond(
         response_head.headers.remove(CONTENT_LENGTH);
     }
     let framing = if ends_by_closing { BodyFraming::Close } else { BodyFraming::Delimited };
-    let mut relay = Relay::new(response.answer.body, framing, end_marker, open);
+    let mut relay = Relay::new(source, framing, end_marker, open);
     relay.filter = is_filtered.then(UsageFilter::default);
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
 }
@@ -90,9 +111,43 @@ pub(crate) enum BodyFraming {
     Close,
 }
 
+/// Where the bytes of an answer come from.
+enum Source {
+    /// One engine. Says why another one would not continue its stream, if it is one.
+    Engine(EngineBody, Option<NotContinued>),
+    /// An engine, and others that continue its stream.
+    Kept(Box<KeptStream>),
+}
+
+impl Source {
+    fn of(
+        worker: &Arc<Worker>,
+        kept: Option<Result<KeptRequest, NotContinued>>,
+        head: &Parts,
+        body: EngineBody,
+        pod: Option<PodId>,
+    ) -> Self {
+        match kept {
+            None => Self::Engine(body, None),
+            Some(Err(why)) => Self::Engine(body, Some(why)),
+            Some(Ok(request)) => match KeptStream::new(worker, request, head, body, pod) {
+                Ok(stream) => Self::Kept(Box::new(stream)),
+                Err((why, body)) => Self::Engine(body, Some(why)),
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Engine(body, _) => body.is_end_stream(),
+            Self::Kept(stream) => stream.is_complete(),
+        }
+    }
+}
+
 /// The body of an engine's answer on its way to the client.
 pub(crate) struct Relay {
-    body: EngineBody,
+    source: Source,
     framing: BodyFraming,
     end_marker: EndMarker,
     account: ResponseAccount,
@@ -107,8 +162,8 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(
-        body: EngineBody,
+    fn new(
+        source: Source,
         framing: BodyFraming,
         end_marker: EndMarker,
         open: OpenResponse,
@@ -118,7 +173,7 @@ impl Relay {
             BodyFraming::Delimited => ChunkEnds::BetweenEvents,
         };
         let mut relay = Self {
-            body,
+            source,
             framing,
             end_marker,
             account: ResponseAccount::new(end_marker, chunk_ends, open),
@@ -127,7 +182,7 @@ impl Relay {
             next_number: 0,
             filter: None,
         };
-        if relay.body.is_end_stream() && !relay.lacks_end() {
+        if relay.source.is_end_stream() && !relay.lacks_end() {
             relay.account.end(RequestEnd::Whole);
         }
         relay
@@ -138,15 +193,30 @@ impl Relay {
         if self.numbers_events {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
-        self.account.observe(data, self.body.is_end_stream());
+        self.account.observe(data, self.source.is_end_stream());
     }
 
     /// The engine closed the body: it is complete, or the engine crashed.
     fn on_close(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         if self.account.is_open() && self.lacks_end() {
-            return self.on_error(CallError::Unfinished);
+            let why = self.not_continued();
+            return self.on_error(CallError::Unfinished, why);
         }
+        self.end()
+    }
+
+    /// Why the engine's stream is not continued on another pod.
+    const fn not_continued(&self) -> Option<NotContinued> {
+        match &self.source {
+            Source::Engine(_, why) => *why,
+            Source::Kept(_) => None,
+        }
+    }
+
+    /// The client has the whole answer, but for what the filter holds.
+    fn end(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         self.account.end(RequestEnd::Whole);
+        self.source = Source::Engine(EngineBody::empty(), None);
         let rest = self.filter.take().map(|mut filter| filter.rest());
         Poll::Ready(rest.filter(|rest| !rest.is_empty()).map(|rest| Ok(Frame::data(rest))))
     }
@@ -163,6 +233,43 @@ impl Relay {
         data
     }
 
+    /// What comes next of a stream that is continued; none if nothing for the client.
+    fn kept(&mut self, polled: Polled) -> Option<Poll<Option<Result<Frame<Bytes>, CallError>>>> {
+        match polled {
+            Polled::Data(data) => {
+                self.observe(&data);
+                let data = self.pass_on(data);
+                if self.source.is_end_stream() {
+                    self.account.end(RequestEnd::Whole);
+                }
+                return (!data.is_empty()).then(|| Poll::Ready(Some(Ok(Frame::data(data)))));
+            }
+            Polled::Trailers(trailers) => return Some(Poll::Ready(Some(Ok(trailers)))),
+            Polled::Broken(error, why) => return Some(self.on_error(error, Some(why))),
+            Polled::End => return Some(self.end()),
+            Polled::Lost => {
+                if let Source::Kept(stream) = &self.source
+                    && let Some(error) = stream.error()
+                {
+                    self.account.pod_lost(error);
+                }
+            }
+            Polled::Moved(moved) => {
+                if moved.has_extra_usage && self.filter.is_none() {
+                    self.filter = Some(UsageFilter::default());
+                }
+                self.account.moved(*moved);
+            }
+            Polled::Declined(why) => {
+                let none = Source::Engine(EngineBody::empty(), None);
+                if let Source::Kept(stream) = std::mem::replace(&mut self.source, none) {
+                    self.source = Source::Engine(stream.into_body(), Some(why));
+                }
+            }
+        }
+        None
+    }
+
     /// Whether only the last event shows that a stream is complete, and it has not come.
     fn lacks_end(&self) -> bool {
         let is_known = matches!(self.end_marker, EndMarker::Event(api) if api.dialect().is_known());
@@ -170,18 +277,25 @@ impl Relay {
     }
 
     /// The body broke off.
-    fn on_error(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+    fn on_error(
+        &mut self,
+        error: CallError,
+        why: Option<NotContinued>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        self.source = Source::Engine(EngineBody::empty(), None);
         if self.account.has_stream_end() {
             // The client has the whole stream.
             self.account.end(RequestEnd::Whole);
-            self.body = EngineBody::empty();
             return Poll::Ready(None);
         }
+        if let (Some(why), Some(open)) = (why, self.account.open()) {
+            open.worker.gateway.continuations.count_broken(why);
+        }
         self.account.broke(&error);
-        self.body = EngineBody::empty();
         let EndMarker::Event(api) = self.end_marker else { return Poll::Ready(Some(Err(error))) };
         let start = if self.is_between_events { "" } else { "\n\n" };
-        let event = lost_event(api, &error, self.next_number);
+        let why = why.map(NotContinued::text);
+        let event = lost_event(api, &error, why, self.next_number);
         Poll::Ready(Some(Ok(Frame::data(format!("{start}{event}").into()))))
     }
 }
@@ -196,9 +310,22 @@ impl Body for Relay {
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let relay = self.get_mut();
         loop {
-            let frame = match Pin::new(&mut relay.body).poll_frame(context) {
+            let body = match &mut relay.source {
+                Source::Engine(body, _) => body,
+                Source::Kept(stream) => {
+                    let Poll::Ready(polled) = stream.poll(context) else { return Poll::Pending };
+                    match relay.kept(polled) {
+                        Some(frame) => return frame,
+                        None => continue,
+                    }
+                }
+            };
+            let frame = match Pin::new(body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return relay.on_error(error),
+                Poll::Ready(Some(Err(error))) => {
+                    let why = relay.not_continued();
+                    return relay.on_error(error, why);
+                }
                 Poll::Ready(None) => return relay.on_close(),
                 Poll::Pending => return Poll::Pending,
             };
@@ -209,7 +336,7 @@ impl Body for Relay {
                 }
                 Err(trailers) => trailers,
             };
-            if relay.body.is_end_stream() && relay.framing == BodyFraming::Delimited {
+            if relay.source.is_end_stream() && relay.framing == BodyFraming::Delimited {
                 relay.account.end(RequestEnd::Whole);
             }
             if relay.filter.is_none() || frame.data_ref().is_none_or(|data| !data.is_empty()) {
@@ -219,13 +346,13 @@ impl Body for Relay {
     }
 
     fn is_end_stream(&self) -> bool {
-        !self.account.is_open() && self.body.is_end_stream() && self.filter.is_none()
+        !self.account.is_open() && self.source.is_end_stream() && self.filter.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.filter {
-            Some(_) => SizeHint::default(),
-            None => self.body.size_hint(),
+        match (&self.filter, &self.source) {
+            (None, Source::Engine(body, _)) => body.size_hint(),
+            _ => SizeHint::default(),
         }
     }
 }

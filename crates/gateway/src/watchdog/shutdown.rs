@@ -89,7 +89,7 @@ impl Shutdown {
 }
 
 /// The deadline after a signal at `now`. A second signal cuts the drain short.
-fn deadline(before: Option<Moment>, now: Moment, Drain { lame_duck, grace }: Drain) -> Moment {
+fn deadline(before: Option<Moment>, now: Moment, Drain { lame_duck, grace, .. }: Drain) -> Moment {
     let at_once = now.saturating_add(FINISH_TIMEOUT);
     match before {
         None => at_once.saturating_add(lame_duck).saturating_add(grace),
@@ -153,7 +153,7 @@ mod tests {
     fn the_deadline_is_the_end_of_the_grace_and_a_second_signal_shortens_it() {
         let shutdown = Shutdown::default();
         let signals = shutdown.signals();
-        let drain = Drain { lame_duck: 3 * S, grace: 30 * S };
+        let drain = Drain { lame_duck: 3 * S, grace: 30 * S, move_after: None };
         assert_eq!((shutdown.deadline(), *signals.borrow()), (None, 0));
         shutdown.signal(Moment::from_secs(10), drain);
         assert_eq!((shutdown.deadline(), *signals.borrow()), (Some(Moment::from_secs(45)), 1));
@@ -170,9 +170,15 @@ mod tests {
     #[test]
     fn an_unlimited_grace_has_no_deadline_until_the_second_signal() {
         let shutdown = Shutdown::default();
-        shutdown.signal(Moment::from_secs(1), Drain { lame_duck: S, grace: Duration::MAX });
+        shutdown.signal(
+            Moment::from_secs(1),
+            Drain { lame_duck: S, grace: Duration::MAX, move_after: None },
+        );
         assert_eq!(shutdown.deadline(), None);
-        shutdown.signal(Moment::from_secs(1), Drain { lame_duck: S, grace: Duration::MAX });
+        shutdown.signal(
+            Moment::from_secs(1),
+            Drain { lame_duck: S, grace: Duration::MAX, move_after: None },
+        );
         assert_eq!(shutdown.deadline(), Some(Moment::from_secs(3)));
     }
 }

@@ -1,6 +1,6 @@
 //! Parses the body of an inference request as far as an engine without a model needs it.
 
-use super::text::TextModel;
+use super::text::{StopStrings, TextModel};
 use crate::request::PromptSource;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
@@ -77,6 +77,7 @@ pub(super) struct EngineCall {
     pub(super) phase: CallPhase,
     /// The tool that must be called.
     pub(super) tool: Option<String>,
+    pub(super) stops: StopStrings,
 }
 
 impl EngineCall {
@@ -142,7 +143,8 @@ impl CallReader<'_> {
             ));
         }
         let prompt = self.tokens(kind, body)?;
-        let (output_tokens, reason) = self.length(kind, body)?;
+        let answered = self.text.answered(body).map_err(CallRefusal::bad)?;
+        let (output_tokens, reason) = self.length(kind, body, answered)?;
         let usage = body.get("stream_options").and_then(|options| options.get("include_usage"));
         let delivery = match (flag(body, "stream")?, usage.and_then(Value::as_bool)) {
             (true, Some(true)) => CallDelivery::StreamWithUsage,
@@ -166,6 +168,7 @@ impl CallReader<'_> {
             salt,
             phase: phase(body)?,
             tool: forced_tool(kind, body),
+            stops: stop_strings(body),
         })
     }
 
@@ -239,11 +242,12 @@ impl CallReader<'_> {
         }
     }
 
-    /// The number of tokens to generate, and why generation ends there.
+    /// The number of tokens to generate after `answered` ones, and why generation ends there.
     fn length(
         &self,
         kind: CallKind,
         body: &Map<String, Value>,
+        answered: usize,
     ) -> Result<(usize, FinishReason), CallRefusal> {
         let mut limit = None;
         for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
@@ -261,7 +265,7 @@ impl CallReader<'_> {
         let wanted = if flag(body, "ignore_eos")? && most < u64::MAX {
             most
         } else {
-            least.max(self.answer_tokens as u64)
+            least.max(self.answer_tokens.saturating_sub(answered).max(1) as u64)
         };
         let reason = if wanted < most { FinishReason::Stop } else { FinishReason::Length };
         Ok((usize::try_from(wanted.min(most)).unwrap_or(usize::MAX), reason))
@@ -311,6 +315,20 @@ fn forced_tool(kind: CallKind, body: &Map<String, Value>) -> Option<String> {
     let first = body.get("tools")?.get(0)?;
     let name = if kind == CallKind::Messages { &first["name"] } else { &first["function"]["name"] };
     name.as_str().filter(|_| is_forced).map(str::to_owned)
+}
+
+/// The stop strings of a request, of either name.
+fn stop_strings(body: &Map<String, Value>) -> StopStrings {
+    let all = match body.get("stop").or_else(|| body.get("stop_sequences")) {
+        Some(Value::String(stop)) => vec![stop.clone()],
+        Some(Value::Array(stops)) => {
+            stops.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        }
+        _ => Vec::new(),
+    };
+    let are_included =
+        body.get("include_stop_str_in_output").and_then(Value::as_bool).unwrap_or(false);
+    StopStrings { all: all.into_iter().filter(|stop| !stop.is_empty()).collect(), are_included }
 }
 
 /// The body of another API as a chat completion's.

@@ -115,6 +115,9 @@ async fn generate(
         }
     }
     let mut generated = site.text().generate(&call.prompt, call.output_tokens);
+    if generated.stop_at(&call.stops) {
+        call.reason = FinishReason::Stop;
+    }
     if fetched == Fetched::Stale {
         generated.pieces.fill(" wrong".to_owned());
     }

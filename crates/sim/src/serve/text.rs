@@ -11,7 +11,9 @@
 use super::clock::unix_seconds;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, TokenizerConfig, WallTime};
+use wornpath_blocks::chat::{
+    ChatTemplate, Conversation, Extent, PromptEnding, TokenizerConfig, WallTime,
+};
 use wornpath_blocks::{SpecialTokens, Tokenizer};
 
 const WORDS: &str = "the of and to in is that for it was on are as with they at be this have from or one \
@@ -93,42 +95,144 @@ impl TextModel {
         let messages = body.get("messages").and_then(Value::as_array);
         let messages = messages.ok_or("`messages` must be an array of messages")?;
         match self {
-            Self::Bytes => Ok(plain_chat(messages)?.bytes().map(u32::from).collect()),
+            Self::Bytes => {
+                let text = plain_chat(messages, continues(body))?;
+                Ok(text.bytes().map(u32::from).collect())
+            }
             Self::Model(model) => model.chat(messages, body),
         }
     }
 
-    /// Generates `length` tokens that depend only on the prompt.
+    /// The tokens of the answer that a chat has already, if it is to be continued.
+    pub(super) fn answered(&self, body: &Map<String, Value>) -> Result<usize, String> {
+        let last = body.get("messages").and_then(Value::as_array).and_then(|all| all.last());
+        let content = last.filter(|_| continues(body)).and_then(|last| last["content"].as_str());
+        match (self, content) {
+            (_, None) => Ok(0),
+            (Self::Bytes, Some(content)) => Ok(content.len()),
+            (Self::Model(model), Some(content)) => {
+                Ok(model.encode(content, SpecialTokens::InText)?.len())
+            }
+        }
+    }
+
+    /// Generates `length` tokens. Each depends on all tokens before it and on nothing else, so that an
+    /// answer may be continued by another engine.
     pub(super) fn generate(&self, prompt: &[u32], length: usize) -> GeneratedText {
-        let mut seed = prompt
-            .iter()
-            .fold(0x9E37_79B9_7F4A_7C15_u64, |seed, token| mix(seed ^ u64::from(*token)));
         let mut generated = GeneratedText {
             tokens: Vec::with_capacity(length),
             pieces: Vec::with_capacity(length),
         };
-        let all: Vec<_> = WORDS.split_whitespace().collect();
+        let mut state = TextState::default();
+        prompt.iter().for_each(|token| state.push(*token));
+        let words: Vec<_> = WORDS.split_whitespace().collect();
         while generated.tokens.len() < length {
-            seed = mix(seed);
-            match self {
+            let (token, piece) = match self {
                 Self::Bytes => {
-                    let word = all[(seed % all.len() as u64) as usize];
-                    for letter in std::iter::once(' ').chain(word.chars()) {
-                        if generated.tokens.len() < length {
-                            generated.tokens.push(u32::from(letter));
-                            generated.pieces.push(letter.to_string());
-                        }
-                    }
+                    let letter = state.next_letter(&words);
+                    (u32::from(letter), char::from(letter).to_string())
                 }
                 Self::Model(model) => {
-                    let (token, word) = model.words[(seed % model.words.len() as u64) as usize];
-                    generated.tokens.push(token);
-                    generated.pieces.push(format!(" {word}"));
+                    let at = mix(state.seed) % model.words.len() as u64;
+                    let (token, word) = model.words[at as usize];
+                    (token, format!(" {word}"))
                 }
-            }
+            };
+            state.push(token);
+            generated.tokens.push(token);
+            generated.pieces.push(piece);
         }
         generated
     }
+}
+
+/// What the next token depends on.
+#[derive(Debug)]
+struct TextState {
+    /// The hash of all tokens.
+    seed: u64,
+    /// The hash of those up to the last space.
+    word_seed: u64,
+    /// The letters since then; more than any word has are not kept.
+    letters: Vec<u32>,
+}
+
+impl Default for TextState {
+    fn default() -> Self {
+        let seed = 0x9E37_79B9_7F4A_7C15;
+        Self { seed, word_seed: seed, letters: Vec::new() }
+    }
+}
+
+impl TextState {
+    const SPACE: u8 = b' ';
+    const MOST_LETTERS: usize = 16;
+
+    fn push(&mut self, token: u32) {
+        self.seed = mix(self.seed ^ u64::from(token));
+        if token == u32::from(Self::SPACE) {
+            self.word_seed = self.seed;
+            self.letters.clear();
+        } else if self.letters.len() < Self::MOST_LETTERS {
+            self.letters.push(token);
+        }
+    }
+
+    /// The next letter of the word that follows the last space, or a space after it.
+    fn next_letter(&self, words: &[&str]) -> u8 {
+        let word = words[(mix(self.word_seed) % words.len() as u64) as usize].as_bytes();
+        let begun = word.iter().map(|letter| u32::from(*letter)).take(self.letters.len());
+        match word.get(self.letters.len()) {
+            Some(next) if begun.eq(self.letters.iter().copied()) => *next,
+            _ => Self::SPACE,
+        }
+    }
+}
+
+impl GeneratedText {
+    /// Ends the text at the first stop string, and holds back what may begin one, as vLLM does.
+    /// Returns whether one was found.
+    pub(super) fn stop_at(&mut self, stops: &StopStrings) -> bool {
+        let Some(longest) = stops.all.iter().map(|stop| stop.chars().count()).max() else {
+            return false;
+        };
+        let longest_bytes = stops.all.iter().map(String::len).max().unwrap_or(0);
+        let held = if stops.are_included { 0 } else { longest.saturating_sub(1) };
+        let mut text = String::new();
+        let mut shown = 0;
+        for at in 0..self.pieces.len() {
+            let from = text.floor_char_boundary(text.len().saturating_sub(longest_bytes));
+            text.push_str(&self.pieces[at]);
+            let found = stops.all.iter().filter_map(|stop| {
+                let start = from + text[from..].find(stop.as_str())?;
+                Some((start, start + stop.len()))
+            });
+            if let Some((start, end)) = found.min() {
+                let end = if stops.are_included { end } else { start };
+                self.pieces[at] = text[shown.min(end)..end].to_owned();
+                self.pieces.truncate(at + 1);
+                self.tokens.truncate(at + 1);
+                return true;
+            }
+            let is_last = at + 1 == self.pieces.len();
+            let back = if is_last { 0 } else { held };
+            let end = match back.checked_sub(1) {
+                None => text.len(),
+                Some(last) => text.char_indices().rev().nth(last).map_or(0, |(at, _)| at),
+            };
+            self.pieces[at] = text[shown..end].to_owned();
+            shown = end;
+        }
+        false
+    }
+}
+
+/// The stop strings of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct StopStrings {
+    pub(super) all: Vec<String>,
+    /// Whether the text ends with the one that is found.
+    pub(super) are_included: bool,
 }
 
 impl ServedText {
@@ -145,6 +249,11 @@ impl ServedText {
             tools: body.get("tools").and_then(Value::as_array).map(Vec::as_slice),
             kwargs: body.get("chat_template_kwargs").and_then(Value::as_object),
             now: WallTime(unix_seconds() as i64),
+            ending: if continues(body) {
+                PromptEnding::InsideLastMessage
+            } else {
+                PromptEnding::GenerationPrompt
+            },
             ..Conversation::new(messages)
         };
         let rendered = template.render(&conversation).map_err(|error| error.to_string())?;
@@ -158,8 +267,13 @@ impl ServedText {
     }
 }
 
-/// Renders a chat without a template.
-fn plain_chat(messages: &[Value]) -> Result<String, String> {
+/// Whether the answer goes on with the last message.
+fn continues(body: &Map<String, Value>) -> bool {
+    body.get("continue_final_message").and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// Renders a chat without a template; if it `continues`, its last message has no end.
+fn plain_chat(messages: &[Value], continues: bool) -> Result<String, String> {
     let mut text = String::new();
     for message in messages {
         let role = message["role"].as_str().ok_or("every message needs a `role`")?;
@@ -179,7 +293,11 @@ fn plain_chat(messages: &[Value]) -> Result<String, String> {
         }
         text.push('\n');
     }
-    text.push_str("<|assistant|>\n");
+    if continues {
+        text.pop();
+    } else {
+        text.push_str("<|assistant|>\n");
+    }
     Ok(text)
 }
 
@@ -214,19 +332,40 @@ mod tests {
             assert_eq!((answer.tokens.len(), answer.pieces.len()), (40, 40));
             let again =
                 text.prompt(&format!("once upon a time{}", answer.pieces.concat())).unwrap();
-            assert_eq!(again, [prompt.clone(), answer.tokens].concat());
+            assert_eq!(again, [&prompt[..], &answer.tokens].concat());
             assert_eq!(text.generate(&prompt, 40).pieces, answer.pieces);
+            let all = [&prompt[..], &answer.tokens].concat();
+            for sent in 0..40 {
+                let rest = text.generate(&all[..prompt.len() + sent], 40 - sent);
+                assert_eq!(rest.tokens, answer.tokens[sent..], "continued after {sent}");
+            }
         }
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_text_and_its_beginning_is_held_back() {
+        let pieces = |text: &str, stop: &str, are_included| {
+            let pieces: Vec<_> = text.chars().map(String::from).collect();
+            let mut text = GeneratedText { tokens: vec![0; pieces.len()], pieces };
+            let stops = StopStrings { all: vec![stop.to_owned()], are_included };
+            let found = text.stop_at(&stops);
+            (text.pieces.join("|"), found)
+        };
+        assert_eq!(pieces("abcdef", "cd", false), ("|a|b|".to_owned(), true));
+        assert_eq!(pieces("abcdef", "cd", true), ("a|b|c|d".to_owned(), true));
+        assert_eq!(pieces("abcdef", "xyz", false), ("||a|b|c|def".to_owned(), false));
+        assert_eq!(pieces("abc", "c", false), ("a|b|".to_owned(), true));
     }
 
     #[test]
     fn a_plain_chat_extends_to_its_next_turn() {
         let user = json!({"role": "user", "content": "hi"});
-        let first = plain_chat(std::slice::from_ref(&user)).unwrap();
+        let first = plain_chat(std::slice::from_ref(&user), false).unwrap();
         let answer = json!({"role": "assistant", "content": [{"type": "text", "text": "ho"}]});
-        let second = plain_chat(&[user, answer]).unwrap();
+        let second = plain_chat(&[user.clone(), answer.clone()], false).unwrap();
         assert!(second.starts_with(&format!("{first}ho\n")), "{second}");
-        assert!(plain_chat(&[json!({"content": "hi"})]).is_err());
+        assert_eq!(plain_chat(&[user, answer], true).unwrap(), format!("{first}ho"));
+        assert!(plain_chat(&[json!({"content": "hi"})], false).is_err());
     }
 
     #[test]

@@ -94,6 +94,12 @@ families! {
         "Attempts after the first, counted for the pod that answered in the end.";
     RETRY_BUDGET = Counter "wornpath_retry_budget_total" ["fate"]
         "Retries over all requests: `spent`, or `refused` because the retry budget was exhausted.";
+    CONTINUATIONS = Counter "wornpath_continuations_total" ["outcome", "reason"]
+        "Streams that broke after their first byte: `continued` on another pod, with what broke them (`lost`, `stalled`, `engine_error`, or `drained` for those that were moved), or `broken`, with why they were not continued ([operations.md](operations.md#streams-that-survive-their-pod)).";
+    CONTINUATION_BYTES = Gauge "wornpath_continuation_bytes" []
+        "Bytes of request bodies and texts that are kept of streams, so that they can be continued; limited by `wornpath_continuation_bytes_limit`.";
+    CONTINUATION_BYTES_LIMIT = Gauge "wornpath_continuation_bytes_limit" []
+        "Limit on `wornpath_continuation_bytes` (`continuation.memory`).";
     POISON_REFUSED = Counter "wornpath_poison_requests_refused_total" []
         "Requests that were refused because the same request had broken the connections to two pods within the last minute.";
     TRAFFIC_REQUESTS = Counter "wornpath_traffic_requests_total" ["profile", "model", "tenant", "status", "end"]

@@ -205,6 +205,7 @@ mod tests {
             explanation: Explanation { hold: vec![judge], ..Explanation::default() },
             has_waited: true,
             calls: Vec::new(),
+            continuations: Vec::new(),
             context: Some(TraceContext { trace: 1, parent: None, span: 2 }),
         };
         let record = RequestSummary {

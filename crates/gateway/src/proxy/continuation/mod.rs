@@ -1,0 +1,203 @@
+//! Continuation: goes on with a stream on another pod when its own is lost.
+//!
+//! A pod that dies, hangs or is drained breaks the streams of all its clients. What it has
+//! generated is text, though, and any engine that serves the model can go on from there: the prompt
+//! and the text so far are a prompt as well. So the request is decided again, by the same profile
+//! and without the pod that was lost, and sent with what the client has of the answer. The client
+//! sees one stream.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `rules` | which requests a continuation keeps right |
+//! | `sent` | what the client has got |
+//! | `request` | the request to the next engine |
+//! | `run` | its decision and its call |
+//! | `seam` | the rest of the stream, from the next engine's events |
+//! | `stream` | one stream over all its pods |
+//! | `reason` | why a stream is continued, or is not |
+//!
+//! A wrong continuation is worse than a broken stream. So a stream is continued only if every field
+//! of its request and of its events is known to stay right, on engines that are known to go on with
+//! a message, and it ends with an error event if the next engine generates another text.
+//!
+//! Limits: the text is tokenized again, and may be cut into other tokens than those that were
+//! generated. An event counts as one token, as engines send them by default.
+
+mod event;
+mod framing;
+pub(crate) mod reason;
+mod request;
+mod rules;
+mod run;
+mod seam;
+mod sent;
+pub(crate) mod stream;
+#[cfg(test)]
+mod tests;
+
+use crate::dialect::Api;
+use crate::observe::summary::RequestSummary;
+use crate::proxy::ingress::Arrival;
+use crate::proxy::route::Routed;
+use crate::proxy::run_plan::SentRequest;
+use crate::proxy::worker::Worker;
+use bytes::Bytes;
+use event::StreamForm;
+use reason::NotContinued;
+use request::continued;
+use seam::Seam;
+use sent::{SentText, Stop};
+use std::net::IpAddr;
+use std::sync::Arc;
+use wornpath_config::ContinuationMode;
+use wornpath_index::{Moment, PodId};
+use wornpath_routing::Name;
+use wornpath_routing::queue::Priority;
+
+/// What is kept of a request beside its call.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestFacts {
+    api: Api,
+    form: StreamForm,
+    tenant: Option<Name>,
+    priority: Priority,
+    weight: u32,
+    fairness: Option<Name>,
+    allowed: Option<Arc<[PodId]>>,
+    /// Seconds since 1970 at its arrival.
+    wall: u64,
+    arrived: Moment,
+    address: IpAddr,
+}
+
+/// What is kept of a request, so that its stream can be continued.
+pub(crate) struct KeptRequest {
+    facts: RequestFacts,
+    sent: SentRequest,
+    bytes: KeptBytes,
+}
+
+/// Whether the stream of a request can be continued; none if its answer is no stream.
+pub(crate) fn keeping(
+    worker: &Worker,
+    routed: &Routed,
+    summary: &RequestSummary,
+    arrival: &Arrival,
+) -> Option<Result<RequestFacts, NotContinued>> {
+    let request = routed.decided.context.as_ref()?.request();
+    if !request.is_streamed() || !summary.api.generates() {
+        return None;
+    }
+    let settings = worker.gateway.settings();
+    if settings.continuation.mode == ContinuationMode::Off {
+        return Some(Err(NotContinued::Off));
+    }
+    let is_list = request.has_prompt_list;
+    let checked = rules::form(summary.api).and_then(|form| {
+        rules::check(&request.fields, &request.prompt)?;
+        if is_list { Err(NotContinued::Prompt) } else { Ok(form) }
+    });
+    Some(checked.map(|form| RequestFacts {
+        api: summary.api,
+        form,
+        tenant: request.tenant.clone(),
+        priority: request.priority,
+        weight: request.weight,
+        fairness: request.fairness.clone(),
+        allowed: request.allowed.clone(),
+        wall: request.wall,
+        arrived: arrival.at,
+        address: arrival.address,
+    }))
+}
+
+impl RequestFacts {
+    /// Keeps the request, if there is room for it.
+    pub(crate) fn keep(
+        self,
+        worker: &Arc<Worker>,
+        sent: SentRequest,
+    ) -> Result<KeptRequest, NotContinued> {
+        let bytes = KeptBytes::of(worker, sent.call.body.len())?;
+        Ok(KeptRequest { facts: self, sent, bytes })
+    }
+}
+
+/// Bytes that a stream keeps, in the count of all that is kept.
+struct KeptBytes {
+    worker: Arc<Worker>,
+    counted: usize,
+}
+
+impl KeptBytes {
+    /// A text grows in steps, so that few tokens touch the count of all streams.
+    const STEP: usize = 4 << 10;
+
+    fn of(worker: &Arc<Worker>, bytes: usize) -> Result<Self, NotContinued> {
+        let mut kept = Self { worker: Arc::clone(worker), counted: 0 };
+        kept.grow_to(bytes)?;
+        Ok(kept)
+    }
+
+    /// Counts so many bytes at least.
+    fn grow_to(&mut self, bytes: usize) -> Result<(), NotContinued> {
+        if bytes <= self.counted {
+            return Ok(());
+        }
+        let gateway = &self.worker.gateway;
+        let limits = gateway.settings().continuation;
+        if bytes > limits.kept {
+            return Err(NotContinued::Kept);
+        }
+        let more = bytes.next_multiple_of(Self::STEP) - self.counted;
+        if !gateway.continuations.keep(more, limits.memory) {
+            return Err(NotContinued::Memory);
+        }
+        self.counted += more;
+        Ok(())
+    }
+}
+
+impl Drop for KeptBytes {
+    fn drop(&mut self) {
+        self.worker.gateway.continuations.release(self.counted);
+    }
+}
+
+/// What a client gets of an engine's chunks, and then of those of another that continues the
+/// stream; for the fuzz targets.
+pub(crate) fn passed<'a>(
+    api: Api,
+    mut first: impl Iterator<Item = &'a [u8]>,
+    second: impl Iterator<Item = &'a [u8]>,
+) -> Vec<u8> {
+    let Ok(form) = rules::form(api) else { return Vec::new() };
+    let body = match form {
+        StreamForm::Chat => r#"{"messages":[{"role":"user","content":"a"}],"stop":"ab"}"#,
+        StreamForm::Completion => r#"{"prompt":"a","max_tokens":9,"min_tokens":2}"#,
+    };
+    let mut sent = SentText::new(form);
+    let mut out = Vec::new();
+    while let Some(chunk) = first.next() {
+        let passed = sent.pass(Bytes::copy_from_slice(chunk));
+        out.extend_from_slice(&passed.bytes);
+        if let Some(Stop::NotContinued(_)) = passed.stop {
+            first.for_each(|chunk| out.extend_from_slice(chunk));
+            return out;
+        }
+        if passed.stop.is_some() {
+            break;
+        }
+    }
+    sent.rest();
+    let Ok(continued) = continued(&Bytes::from_static(body.as_bytes()), &sent) else { return out };
+    let Some(mut seam) = Seam::after(&sent, &continued) else { return out };
+    for chunk in second {
+        let passed = seam.pass(Bytes::copy_from_slice(chunk));
+        out.extend_from_slice(&passed.bytes);
+        if passed.stop.is_some() {
+            break;
+        }
+    }
+    out
+}

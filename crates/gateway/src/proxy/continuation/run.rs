@@ -1,0 +1,101 @@
+//! Decides and calls the pod that continues a stream: the stages of any request, from parse to
+//! execute, with the body that continues it.
+
+use super::RequestFacts;
+use super::event::StreamForm;
+use super::reason::NotContinued;
+use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
+use crate::observe::summary::RequestSummary;
+use crate::proxy::decide::{DecisionNotes, decide};
+use crate::proxy::headers;
+use crate::proxy::low_priority_pool::{BodyWork, Origin};
+use crate::proxy::parse::read_body;
+use crate::proxy::prepare::prepare;
+use crate::proxy::route::Routed;
+use crate::proxy::run_plan::{SentRequest, run_plan};
+use crate::proxy::worker::Worker;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_config::EngineKind;
+use wornpath_execution::PlanResponse;
+use wornpath_index::PodId;
+
+/// Makers of engines that go on with the last message if they are told to, as their model cards
+/// name them. Another one might ignore the field and begin a new message.
+const CONTINUES_MESSAGES: [&str; 3] = ["vllm", "sglang", "wornpath"];
+
+/// A request that continues a stream.
+pub(super) struct Continuing {
+    pub(super) facts: RequestFacts,
+    pub(super) sent: SentRequest,
+    /// The pods that have lost the stream.
+    pub(super) lost: Vec<PodId>,
+    /// Whether the body ends with a message of the assistant.
+    pub(super) goes_on: bool,
+}
+
+/// Sends a request to another pod, up to the first byte of its answer.
+pub(super) async fn run(
+    worker: Arc<Worker>,
+    continuing: Continuing,
+) -> Result<PlanResponse, NotContinued> {
+    let gateway = &worker.gateway;
+    let settings = gateway.settings();
+    let snapshot = gateway.snapshot();
+    let allowed = others(&snapshot, &continuing)?;
+    let Continuing { facts, sent, .. } = continuing;
+    let SentRequest { call, profile, mut policy } = sent;
+    let tenant = facts.tenant.as_ref();
+    let tenant = settings.tenants.iter().find(|known| Some(&known.name) == tenant);
+    let origin = tenant.map_or(Origin::Address(facts.address), Origin::Tenant);
+    let work = BodyWork::new(call.body.len(), origin, &settings.limits);
+    let no_pod = |_| NotContinued::NoPod;
+    let body = read_body(&worker, facts.api, &call, &work).await.map_err(no_pod)?;
+    let mut request = body.request;
+    request.model = snapshot.model(&body.model);
+    request.arrival = gateway.now();
+    request.wall = facts.wall;
+    request.headers = headers::for_routing(&call.headers);
+    request.tenant = facts.tenant;
+    request.weight = facts.weight;
+    request.priority = facts.priority;
+    request.fairness = facts.fairness;
+    request.allowed = Some(allowed);
+    let mut trace = None;
+    let context = prepare(&worker, &profile, request, &work, &mut trace).await.map_err(no_pod)?;
+    let mut waited = Duration::ZERO;
+    let notes = DecisionNotes { trace: &mut trace, waited: &mut waited };
+    let decided = decide(&worker, &profile, context, work.length, notes).await.map_err(no_pod)?;
+    let passed = gateway.now().since(facts.arrived);
+    policy.timeouts.total = policy.timeouts.total.saturating_sub(passed);
+    let routed = Routed { call, permit: None, reservation: None, profile, decided, trace, policy };
+    let mut summary = RequestSummary::new("", facts.api);
+    let run = run_plan(&worker, routed, &mut summary).await.map_err(no_pod)?;
+    Ok(run.response)
+}
+
+/// The pods that may continue it.
+fn others(snapshot: &FleetSnapshot, continuing: &Continuing) -> Result<Arc<[PodId]>, NotContinued> {
+    let Continuing { facts, lost, goes_on, .. } = continuing;
+    let is_allowed = |pod: &PodId| facts.allowed.as_ref().is_none_or(|all| all.contains(pod));
+    let is_other = |entry: &&PodEntry| {
+        let pod = entry.pod.id();
+        is_allowed(&pod) && !lost.contains(&pod)
+    };
+    let others: Vec<_> = snapshot.entries().iter().filter(is_other).collect();
+    if others.is_empty() {
+        return Err(NotContinued::NoPod);
+    }
+    let must_know = *goes_on && facts.form == StreamForm::Chat;
+    let is_able = |entry: &&PodEntry| !must_know || continues_messages(entry);
+    let able: Arc<[PodId]> =
+        others.into_iter().filter(is_able).map(|entry| entry.pod.id()).collect();
+    if able.is_empty() { Err(NotContinued::Engine) } else { Ok(able) }
+}
+
+fn continues_messages(entry: &PodEntry) -> bool {
+    let is_known =
+        |maker: &str| CONTINUES_MESSAGES.iter().any(|known| known.eq_ignore_ascii_case(maker));
+    let is_configured = matches!(entry.config.engine, EngineKind::Vllm | EngineKind::Sglang);
+    is_configured || entry.cards.iter().any(|card| card["owned_by"].as_str().is_some_and(is_known))
+}

@@ -1,0 +1,455 @@
+//! What a client has got of a stream, as far as a continuation needs it: the text, the number of
+//! its tokens, and what the stream is called.
+//!
+//! Parsing every event would cost more than relaying it. But the events of a stream differ in their
+//! text only. So the first event with text is parsed, and what is before and after its text is
+//! kept; later events are compared with that. The text is kept as it is written in JSON, which is
+//! how the next engine gets it.
+
+use super::event::{self, Chunk, EngineFailure, Event, IDENTITY, StreamForm};
+use super::framing::{EventBuffer, first_end};
+use super::reason::NotContinued;
+use bytes::Bytes;
+use std::collections::VecDeque;
+
+/// The ends of the text are known for so many events before the last one.
+const KNOWN_ENDS: usize = 64;
+
+/// The values of [`IDENTITY`] as the engine wrote them.
+pub(super) type Identity = [Option<Box<[u8]>>; IDENTITY.len()];
+
+/// How far a stream is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    /// No event that names it has passed.
+    Unnamed,
+    /// The answer has begun.
+    Begun,
+    /// The last choice has passed, and the token counts may follow.
+    Finished {
+        /// Whether it ended at the limit of tokens.
+        at_limit: bool,
+    },
+    /// The last event has passed.
+    Ended,
+}
+
+/// Why a stream stops being one that is only relayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// The engine failed.
+    Failed(EngineFailure),
+    /// It cannot be continued.
+    NotContinued(NotContinued),
+}
+
+/// What passes of some bytes.
+#[derive(Debug)]
+pub(super) struct Passed {
+    /// The bytes for the client.
+    pub(super) bytes: Bytes,
+    /// What the event after them is.
+    pub(super) stop: Option<Stop>,
+}
+
+/// What is around the text of an event.
+#[derive(Debug)]
+struct Template {
+    before: Box<[u8]>,
+    after: Box<[u8]>,
+}
+
+/// What was sent of a stream.
+#[derive(Debug)]
+pub(crate) struct SentText {
+    form: StreamForm,
+    buffer: EventBuffer,
+    template: Option<Template>,
+    /// As in JSON, without quotes.
+    text: Vec<u8>,
+    /// Where the text ended after each of the last events.
+    ends: VecDeque<u32>,
+    /// Events with a choice, each of which is a token.
+    tokens: u64,
+    /// Those before the first text.
+    leading: u64,
+    identity: Identity,
+    has_opening: bool,
+    has_counts: bool,
+    progress: Progress,
+}
+
+/// What the next engine gets of the text, and what it must generate again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Resent {
+    /// As in JSON, without quotes.
+    pub(super) text: Vec<u8>,
+    /// The tokens of that.
+    pub(super) tokens: u64,
+    /// The rest of the text, which the client has.
+    pub(super) overlap: String,
+}
+
+/// The stop strings of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct StopStrings {
+    pub(super) all: Vec<String>,
+    /// Whether the text ends with the one that was found, so that nothing is held back.
+    pub(super) are_included: bool,
+}
+
+impl StopStrings {
+    /// The characters that an engine holds back, because they may begin a stop string.
+    fn held_back(&self) -> usize {
+        let longest = self.all.iter().map(|stop| stop.chars().count()).max().unwrap_or(0);
+        if self.are_included { 0 } else { longest.saturating_sub(1) }
+    }
+
+    /// The bytes at the end of a text that may begin a stop string.
+    fn begun(&self, text: &str) -> usize {
+        let begun = |stop: &String| {
+            let all = stop.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
+            all.rev().find(|at| text.ends_with(&stop[..*at])).unwrap_or(0)
+        };
+        self.all.iter().map(begun).max().unwrap_or(0)
+    }
+}
+
+impl SentText {
+    pub(super) fn new(form: StreamForm) -> Self {
+        Self {
+            form,
+            buffer: EventBuffer::default(),
+            template: None,
+            text: Vec::new(),
+            ends: VecDeque::new(),
+            tokens: 0,
+            leading: 0,
+            identity: Identity::default(),
+            has_opening: false,
+            has_counts: false,
+            progress: Progress::Unnamed,
+        }
+    }
+
+    pub(super) const fn form(&self) -> StreamForm {
+        self.form
+    }
+
+    pub(super) const fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    pub(super) const fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Whether the event that begins a message has passed.
+    pub(super) const fn has_opening(&self) -> bool {
+        self.has_opening
+    }
+
+    /// Whether the event with the token counts has passed.
+    pub(super) const fn has_counts(&self) -> bool {
+        self.has_counts
+    }
+
+    pub(super) const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The bytes that it keeps.
+    pub(super) fn len(&self) -> usize {
+        self.text.len() + self.buffer.len()
+    }
+
+    /// The next bytes of the stream.
+    pub(super) fn pass(&mut self, data: Bytes) -> Passed {
+        let bytes = self.buffer.whole(data);
+        let mut at = 0;
+        while let Some(end) = first_end(&bytes[at..]) {
+            match self.event(&bytes[at..at + end]) {
+                Ok(()) => at += end,
+                Err(stop @ Stop::Failed(_)) => {
+                    self.buffer.rest();
+                    return Passed { bytes: bytes.slice(..at), stop: Some(stop) };
+                }
+                Err(stop @ Stop::NotContinued(_)) => {
+                    let bytes = [&bytes[..], &self.buffer.rest()].concat().into();
+                    return Passed { bytes, stop: Some(stop) };
+                }
+            }
+        }
+        Passed { bytes, stop: None }
+    }
+
+    /// The beginning of an event that has not come to its end.
+    pub(super) fn rest(&mut self) -> Bytes {
+        self.buffer.rest()
+    }
+
+    fn event(&mut self, event: &[u8]) -> Result<(), Stop> {
+        if self.progress == Progress::Begun
+            && let Some(text) = self.template.as_ref().and_then(|template| template.text_of(event))
+        {
+            self.text.extend_from_slice(text);
+            self.count(text.is_empty());
+            return Ok(());
+        }
+        match event::read(event, self.form).map_err(Stop::NotContinued)? {
+            Event::Comment => {}
+            Event::Done => self.progress = Progress::Ended,
+            Event::Failed(failure) => return Err(Stop::Failed(failure)),
+            Event::Chunk(chunk) => self.chunk(event, &chunk)?,
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self, event: &[u8], chunk: &Chunk) -> Result<(), Stop> {
+        if self.progress == Progress::Unnamed {
+            self.progress = Progress::Begun;
+            for (value, at) in self.identity.iter_mut().zip(&chunk.identity) {
+                *value = at.clone().map(|at| event[at].into());
+            }
+        }
+        let Some(choice) = &chunk.choice else {
+            self.has_counts |= chunk.usage.is_some();
+            return Ok(());
+        };
+        if self.progress != Progress::Begun {
+            return Err(Stop::NotContinued(NotContinued::Field));
+        }
+        if choice.is_opening() {
+            self.has_opening = true;
+            return Ok(());
+        }
+        if let Some(at) = &choice.text {
+            self.text.extend_from_slice(&event[at.start + 1..at.end - 1]);
+            if !choice.is_last {
+                self.template = Some(Template {
+                    before: event[..=at.start].into(),
+                    after: event[at.end - 1..].into(),
+                });
+            }
+        }
+        let at_limit = choice.is_last && memchr::memmem::find(event, b"\"length\"").is_some();
+        // An end without text is the token that ended the answer, unless its limit did.
+        if !(at_limit && choice.is_empty()) {
+            self.count(choice.is_empty());
+        }
+        if choice.is_last {
+            self.progress = Progress::Finished { at_limit };
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, is_empty: bool) {
+        self.tokens += 1;
+        if is_empty && self.text.is_empty() {
+            self.leading += 1;
+        }
+        if self.ends.len() == KNOWN_ENDS {
+            self.ends.pop_front();
+        }
+        self.ends.push_back(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
+    }
+
+    /// What the next engine gets of the text.
+    ///
+    /// # Errors
+    /// If the text is none, or more of it would have to be generated again than is known.
+    pub(super) fn resent(&self, stops: &StopStrings) -> Result<Resent, NotContinued> {
+        let text = decoded(&self.text)?;
+        let is_finished = matches!(self.progress, Progress::Finished { .. });
+        let kept = match self.form {
+            // A template may cut off blanks at the end of a message.
+            StreamForm::Chat => text.trim_end().len(),
+            StreamForm::Completion => text.len(),
+        };
+        let begun = if is_finished { 0 } else { stops.begun(&text) };
+        let end = kept.min(text.len() - begun);
+        let at = written_end(&self.text, end);
+        let tokens = self.tokens_of(&text[..end], at, stops)?;
+        let overlap = if is_finished { String::new() } else { text[end..].to_owned() };
+        Ok(Resent { text: self.text[..at].to_owned(), tokens, overlap })
+    }
+
+    /// The tokens of the first part of the text, which ends at `at` as it is written.
+    fn tokens_of(&self, text: &str, at: usize, stops: &StopStrings) -> Result<u64, NotContinued> {
+        if text.is_empty() {
+            return Ok(0);
+        }
+        let held = match self.progress {
+            Progress::Finished { at_limit: true } => 0,
+            _ => stops.held_back(),
+        };
+        let mut after = 0;
+        if held == 0 {
+            // Not those without text: what they begin was not sent.
+            let ends: Vec<_> = self.ends.iter().map(|end| *end as usize).collect();
+            while after < ends.len() {
+                let last = ends.len() - 1 - after;
+                let before = if last == 0 { 0 } else { ends[last - 1] };
+                if ends[last] <= at && before < at {
+                    return Ok(self.tokens - after as u64);
+                }
+                after += 1;
+            }
+            let all_known = self.tokens as usize <= KNOWN_ENDS;
+            return if all_known { Ok(0) } else { Err(NotContinued::Overlap) };
+        }
+        let length = text.chars().count();
+        if length < held {
+            return Ok(self.leading * length as u64 / held as u64);
+        }
+        let shown: String = text.chars().take(length - held).collect();
+        let shown = written_end(&self.text, shown.len());
+        after = self.ends.iter().rev().take_while(|end| **end as usize > shown).count();
+        if after == KNOWN_ENDS {
+            return Err(NotContinued::Overlap);
+        }
+        Ok(self.tokens - after as u64)
+    }
+}
+
+impl Template {
+    /// The text of an event that is like this one but for its text.
+    fn text_of<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
+        let text = event.strip_prefix(&*self.before)?.strip_suffix(&*self.after)?;
+        let mut rest = text;
+        while let Some(at) = memchr::memchr3(b'"', b'\\', b'\n', rest) {
+            if rest[at] != b'\\' {
+                return None;
+            }
+            rest = rest.get(at + 2..)?;
+        }
+        Some(text)
+    }
+}
+
+/// The text of a string as it is written in JSON, without quotes.
+pub(super) fn decoded(written: &[u8]) -> Result<String, NotContinued> {
+    let quoted = [b"\"", written, b"\""].concat();
+    serde_json::from_slice(&quoted).map_err(|_| NotContinued::Field)
+}
+
+/// Where the first `length` bytes of a text end as it is written in JSON.
+fn written_end(written: &[u8], length: usize) -> usize {
+    let unit = |at: usize| {
+        let digits = written.get(at + 2..at + 6)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        written[at..].starts_with(b"\\u").then(|| u32::from_str_radix(digits, 16).ok())?
+    };
+    let mut at = 0;
+    let mut bytes = 0;
+    while bytes < length && at < written.len() {
+        if written[at] != b'\\' {
+            at += 1;
+            bytes += 1;
+            continue;
+        }
+        match unit(at) {
+            None => {
+                at += 2;
+                bytes += 1;
+            }
+            Some(0xD800..0xDC00) => {
+                at += 12;
+                bytes += 4;
+            }
+            Some(code) => {
+                at += 6;
+                bytes += char::from_u32(code).map_or(3, char::len_utf8);
+            }
+        }
+    }
+    at.min(written.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chat(text: &str) -> String {
+        let text = serde_json::to_string(text).unwrap();
+        format!(
+            "data: {{\"id\":\"c\",\"created\":7,\"choices\":[{{\"delta\":{{\"content\":{text}}},\
+             \"finish_reason\":null}}]}}\n\n"
+        )
+    }
+
+    fn sent(texts: &[&str]) -> SentText {
+        let mut sent = SentText::new(StreamForm::Chat);
+        for text in texts {
+            let event = chat(text);
+            let passed = sent.pass(Bytes::from(event.clone()));
+            assert_eq!((&passed.bytes[..], passed.stop), (event.as_bytes(), None));
+        }
+        sent
+    }
+
+    fn resent(texts: &[&str], stops: &[&str]) -> (String, u64, String) {
+        let all = stops.iter().map(ToString::to_string).collect();
+        let resent = sent(texts).resent(&StopStrings { all, are_included: true }).unwrap();
+        (decoded(&resent.text).unwrap(), resent.tokens, resent.overlap)
+    }
+
+    #[test]
+    fn blanks_and_the_beginning_of_a_stop_string_at_the_end_are_generated_again() {
+        let of = |text: &str, tokens, overlap: &str| (text.to_owned(), tokens, overlap.to_owned());
+        assert_eq!(resent(&["a", " b", "\n"], &[]), of("a b", 2, "\n"));
+        assert_eq!(resent(&["a", " b", "", ""], &[]), of("a b", 2, ""));
+        assert_eq!(resent(&["a", "", "", "é"], &[]), of("aé", 4, ""));
+        assert_eq!(resent(&["a", "<e"], &["<end>"]), of("a", 1, "<e"));
+        assert_eq!(resent(&["a", "<e", "x"], &["<end>"]), of("a<ex", 3, ""));
+        assert_eq!(resent(&["a", "\"<\\", "\n "], &["\\\n  x"]), of("a\"<", 1, "\\\n "));
+        assert_eq!(resent(&[" ", "\n"], &[]), of("", 0, " \n"));
+        assert_eq!(resent(&[], &[]), of("", 0, ""));
+    }
+
+    #[test]
+    fn tokens_whose_text_is_held_back_do_not_count() {
+        let stops = StopStrings { all: vec!["1234".to_owned()], are_included: false };
+        let tokens = |texts: &[&str]| sent(texts).resent(&stops).unwrap().tokens;
+        // One letter a token, of which three are held back.
+        assert_eq!(tokens(&["", "", "", "a"]), 1);
+        assert_eq!(tokens(&["", "", "", "a", "b", "c"]), 3);
+        assert_eq!(tokens(&["", "", "", "a", "b", "c", "d", "e"]), 5);
+        // Tokens of four letters.
+        assert_eq!(tokens(&["a", "aaaa", "aaaa", "aaaa"]), 3);
+    }
+
+    #[test]
+    fn an_event_is_only_like_another_if_its_text_is_a_string() {
+        let mut sent = sent(&["a", "\"b\\", "\u{1}\n\u{e9}"]);
+        let forged = chat("x").replace("\"x\"", "\"x\",\"tool_calls\":[{}],\"content\":\"y\"");
+        let passed = sent.pass(forged.clone().into());
+        assert_eq!(passed.stop, Some(Stop::NotContinued(NotContinued::Tools)));
+        assert_eq!(passed.bytes, forged);
+    }
+
+    #[test]
+    fn bytes_after_an_engines_failure_do_not_pass() {
+        let mut sent = sent(&["a"]);
+        let error = "data: {\"error\":{\"code\":500}}\n\n";
+        let passed = sent.pass(format!("{}{error}data: [DO", chat("b")).into());
+        assert!(matches!(passed.stop, Some(Stop::Failed(_))));
+        assert_eq!((passed.bytes, sent.tokens()), (chat("b").into(), 2));
+        assert!(sent.rest().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn the_written_end_is_where_the_text_ends(text in "[a\"\\\\\n\u{1}\u{e9}\u{1f600}]{0,12}") {
+            let compact = serde_json::to_string(&text).unwrap();
+            let ascii: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+            for written in [&compact[1..compact.len() - 1], &ascii] {
+                for (at, _) in text.char_indices().chain([(text.len(), ' ')]) {
+                    let end = written_end(written.as_bytes(), at);
+                    prop_assert_eq!(decoded(&written.as_bytes()[..end]).unwrap(), &text[..at]);
+                }
+            }
+        }
+    }
+}
