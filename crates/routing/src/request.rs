@@ -59,8 +59,8 @@ pub struct Request {
 /// The pods that may serve a request. Asked in every decision: pods come and go while it waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AllowedPods {
-    /// This one.
-    One(PodId),
+    /// These.
+    These(Arc<[PodId]>),
     /// Those that have an address.
     Addressed,
     /// Those at one of these addresses.
@@ -86,7 +86,7 @@ impl AllowedPods {
     pub(crate) fn has(&self, pod: &FleetPod) -> bool {
         let address = pod.facts().address;
         match self {
-            Self::One(id) => *id == pod.id(),
+            Self::These(all) => all.contains(&pod.id()),
             Self::Addressed => address.is_some(),
             Self::At(all) => address.is_some_and(|address| all.iter().any(|one| one.has(address))),
         }

@@ -46,7 +46,7 @@ impl Selector {
         let mut skipped = Vec::new();
         if buffers.candidates.is_empty() {
             let among = match &decision.request().allowed {
-                Some(AllowedPods::At(_) | AllowedPods::One(_)) => {
+                Some(AllowedPods::At(_) | AllowedPods::These(_)) => {
                     " among those that the data plane allows"
                 }
                 Some(AllowedPods::Addressed) => " and an IP address",

@@ -264,7 +264,7 @@ impl SentRequest {
         open.step.pod = pod;
         open.endpoint = pod.and_then(|pod| snapshot.endpoint(pod)).cloned();
         let (Some(pod), Some(context)) = (pod, context) else { return };
-        context.set_allowed(AllowedPods::One(pod));
+        context.set_allowed(AllowedPods::These([pod].into()));
         let retry = Retry { step: Some(step), excluded: &[] };
         let outcome =
             worker.decide_now(&snapshot, gateway.now(), |env| profile.replan(context, env, retry));

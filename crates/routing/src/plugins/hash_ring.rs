@@ -90,7 +90,10 @@ impl Pick for HashRing {
             }
         }
         let first = below_limit.unwrap_or(home);
-        if let Some(better) = self.better_scored(key, decision, set, first, limit) {
+        let ranked = |at: usize, candidate: &Candidate| {
+            (requests(candidate) < limit).then(|| (rank(key, decision.pod(*candidate)), at))
+        };
+        if let Some(better) = self.better_scored(set, first, ranked) {
             return Choice {
                 at: better,
                 mark: Some("another of the key's pods has a better score"),
@@ -141,24 +144,20 @@ impl Pick for HashRing {
 }
 
 impl HashRing {
-    /// Which of the key's pods after `first`, as far as they are candidates and below the limit,
-    /// has the best score, if that is better than the first one's.
+    /// Which of the key's pods after `first` has the best score, if that is better than the first
+    /// one's. `ranked` is none for a pod over the limit.
     fn better_scored(
         &self,
-        key: u64,
-        decision: &Decision<'_>,
         set: CandidateSet<'_>,
         first: (u64, usize),
-        limit: u64,
+        ranked: impl Fn(usize, &Candidate) -> Option<(u64, usize)>,
     ) -> Option<usize> {
         let mut best = first;
         let mut last = first;
         for _ in 1..self.candidates.unwrap_or(1) {
-            let others = set.candidates.iter().enumerate().filter(|(_, candidate)| {
-                u64::from(decision.pod(**candidate).state().requests()) < limit
-            });
-            let ranked = others.map(|(at, candidate)| (rank(key, decision.pod(*candidate)), at));
-            let Some(next) = ranked.filter(|rank| *rank < last).max() else { break };
+            let all = set.candidates.iter().enumerate();
+            let others = all.filter_map(|(at, candidate)| ranked(at, candidate));
+            let Some(next) = others.filter(|rank| *rank < last).max() else { break };
             if set.totals[next.1] > set.totals[best.1] {
                 best = next;
             }

@@ -63,7 +63,6 @@ pub(crate) struct RequestFacts {
     priority: Priority,
     weight: u32,
     fairness: Option<Name>,
-    allowed: Option<Arc<[PodId]>>,
     /// Seconds since 1970 at its arrival.
     wall: u64,
     arrived: Moment,
@@ -104,7 +103,6 @@ pub(crate) fn keeping(
         priority: request.priority,
         weight: request.weight,
         fairness: request.fairness.clone(),
-        allowed: request.allowed.clone(),
         wall: request.wall,
         arrived: arrival.at,
         address: arrival.address,

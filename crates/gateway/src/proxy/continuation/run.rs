@@ -19,6 +19,7 @@ use std::time::Duration;
 use wornpath_config::EngineKind;
 use wornpath_execution::PlanResponse;
 use wornpath_index::PodId;
+use wornpath_routing::AllowedPods;
 
 /// Makers of engines that go on with the last message if they are told to, as their model cards
 /// name them. Another one might ignore the field and begin a new message.
@@ -60,7 +61,7 @@ pub(super) async fn run(
     request.weight = facts.weight;
     request.priority = facts.priority;
     request.fairness = facts.fairness;
-    request.allowed = Some(allowed);
+    request.allowed = Some(AllowedPods::These(allowed));
     let mut trace = None;
     let context = prepare(&worker, &profile, request, &work, &mut trace).await.map_err(no_pod)?;
     let mut waited = Duration::ZERO;
@@ -77,11 +78,7 @@ pub(super) async fn run(
 /// The pods that may continue it.
 fn others(snapshot: &FleetSnapshot, continuing: &Continuing) -> Result<Arc<[PodId]>, NotContinued> {
     let Continuing { facts, lost, goes_on, .. } = continuing;
-    let is_allowed = |pod: &PodId| facts.allowed.as_ref().is_none_or(|all| all.contains(pod));
-    let is_other = |entry: &&PodEntry| {
-        let pod = entry.pod.id();
-        is_allowed(&pod) && !lost.contains(&pod)
-    };
+    let is_other = |entry: &&PodEntry| !lost.contains(&entry.pod.id());
     let others: Vec<_> = snapshot.entries().iter().filter(is_other).collect();
     if others.is_empty() {
         return Err(NotContinued::NoPod);

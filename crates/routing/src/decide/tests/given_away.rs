@@ -47,7 +47,7 @@ fn a_plan_names_the_pod_with_the_most_cached_tokens_and_why_it_was_passed_over()
     assert_eq!(given_away(&mut bench, request()), expected(PassedOver::Health));
     bench.pod(0).state().set_health(Health::Up);
 
-    let allowed = Some(AllowedPods::One(bench.pod(1).id()));
+    let allowed = Some(AllowedPods::These([bench.pod(1).id()].into()));
     let subset = Request { allowed, ..request() };
     assert_eq!(given_away(&mut bench, subset), expected(PassedOver::Subset));
 
