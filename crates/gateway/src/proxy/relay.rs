@@ -9,7 +9,7 @@ use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::account::{ChunkEnds, EndMarker, OpenResponse, ResponseAccount, ResponseFacts};
 use crate::proxy::continuation::KeptRequest;
 use crate::proxy::continuation::reason::NotContinued;
-use crate::proxy::continuation::stream::{KeptStream, Polled};
+use crate::proxy::continuation::stream::{KeptStream, Polled, is_stream};
 use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
 use crate::proxy::stream_usage::UsageFilter;
@@ -102,6 +102,9 @@ pub(crate) fn respond(
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
 }
 
+/// What hyper gets when it polls an answer.
+type PolledFrame = Poll<Option<Result<Frame<Bytes>, CallError>>>;
+
 /// How the end of an engine's answer is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BodyFraming {
@@ -112,6 +115,10 @@ pub(crate) enum BodyFraming {
 }
 
 /// Where the bytes of an answer come from.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all are of one engine, and boxed with the relay"
+)]
 enum Source {
     /// One engine. Says why another one would not continue its stream, if it is one.
     Engine(EngineBody, Option<NotContinued>),
@@ -130,10 +137,10 @@ impl Source {
         match kept {
             None => Self::Engine(body, None),
             Some(Err(why)) => Self::Engine(body, Some(why)),
-            Some(Ok(request)) => match KeptStream::new(worker, request, head, body, pod) {
-                Ok(stream) => Self::Kept(Box::new(stream)),
-                Err((why, body)) => Self::Engine(body, Some(why)),
-            },
+            Some(Ok(_)) if !is_stream(head) => Self::Engine(body, Some(NotContinued::Refused)),
+            Some(Ok(request)) => {
+                Self::Kept(Box::new(KeptStream::new(worker, request, head, body, pod)))
+            }
         }
     }
 
@@ -197,7 +204,7 @@ impl Relay {
     }
 
     /// The engine closed the body: it is complete, or the engine crashed.
-    fn on_close(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+    fn on_close(&mut self) -> PolledFrame {
         if self.account.is_open() && self.lacks_end() {
             let why = self.not_continued();
             return self.on_error(CallError::Unfinished, why);
@@ -214,7 +221,7 @@ impl Relay {
     }
 
     /// The client has the whole answer, but for what the filter holds.
-    fn end(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+    fn end(&mut self) -> PolledFrame {
         self.account.end(RequestEnd::Whole);
         self.source = Source::Engine(EngineBody::empty(), None);
         let rest = self.filter.take().map(|mut filter| filter.rest());
@@ -234,7 +241,7 @@ impl Relay {
     }
 
     /// What comes next of a stream that is continued; none if nothing for the client.
-    fn kept(&mut self, polled: Polled) -> Option<Poll<Option<Result<Frame<Bytes>, CallError>>>> {
+    fn kept(&mut self, polled: Polled) -> Option<PolledFrame> {
         match polled {
             Polled::Data(data) => {
                 self.observe(&data);
@@ -277,11 +284,7 @@ impl Relay {
     }
 
     /// The body broke off.
-    fn on_error(
-        &mut self,
-        error: CallError,
-        why: Option<NotContinued>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+    fn on_error(&mut self, error: CallError, why: Option<NotContinued>) -> PolledFrame {
         self.source = Source::Engine(EngineBody::empty(), None);
         if self.account.has_stream_end() {
             // The client has the whole stream.
@@ -304,10 +307,7 @@ impl Body for Relay {
     type Data = Bytes;
     type Error = CallError;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> PolledFrame {
         let relay = self.get_mut();
         loop {
             let body = match &mut relay.source {

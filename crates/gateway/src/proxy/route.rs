@@ -138,8 +138,8 @@ pub(crate) async fn route(
     }
     summary.tokenized = profile.prompt_length(&context);
     summary.traffic = gateway.recorder().prompt_shape(&profile, &context, arrived);
-    let live = LiveRequest { profile: &profile, context: &mut context, length: work.length };
-    let rehearsal = gateway.shadow.rehearse(&routes, gateway.pods(), live);
+    let mut live = LiveRequest { profile: &profile, context: &mut context, length: work.length };
+    let rehearsal = gateway.shadow.rehearse(&routes, gateway.pods(), &mut live);
     let notes = DecisionNotes { trace: &mut trace, waited: &mut summary.waited };
     let decided = decide(worker, &profile, context, work.length, notes).await;
     let decided = keep_trace_on_error(decided, &mut trace, summary)?;

@@ -95,7 +95,7 @@ impl Shadow {
         &self,
         routes: &RouteTable,
         pods: &PodRegistry,
-        live: LiveRequest<'_>,
+        live: &mut LiveRequest<'_>,
     ) -> Option<Rehearsal> {
         let shadow = routes.shadow()?;
         let is_readable = !live.length.is_long && live.context.untokenized().is_none();

@@ -50,7 +50,7 @@ use sent::{SentText, Stop};
 use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_config::ContinuationMode;
-use wornpath_index::{Moment, PodId};
+use wornpath_index::Moment;
 use wornpath_routing::Name;
 use wornpath_routing::queue::Priority;
 

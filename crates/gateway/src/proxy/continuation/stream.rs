@@ -86,19 +86,13 @@ struct Moving {
 
 impl KeptStream {
     /// A stream, from its first byte on.
-    ///
-    /// # Errors
-    /// Why it cannot be continued, with its body.
     pub(crate) fn new(
         worker: &Arc<Worker>,
         request: KeptRequest,
         head: &Parts,
         body: EngineBody,
         pod: Option<PodId>,
-    ) -> Result<Self, (NotContinued, EngineBody)> {
-        if !is_stream(head) {
-            return Err((NotContinued::Refused, body));
-        }
+    ) -> Self {
         let sent = SentText::new(request.facts.form);
         let mut stream = Self {
             worker: Arc::clone(worker),
@@ -119,7 +113,7 @@ impl KeptStream {
             },
         };
         stream.is_on(pod);
-        Ok(stream)
+        stream
     }
 
     /// What broke it.
@@ -335,7 +329,7 @@ impl KeptStream {
 }
 
 /// Whether a response is a stream of events of which every byte can be replaced.
-fn is_stream(head: &Parts) -> bool {
+pub(crate) fn is_stream(head: &Parts) -> bool {
     let has = |name: HeaderName| head.headers.contains_key(name);
     head.status == StatusCode::OK
         && !has(CONTENT_ENCODING)
