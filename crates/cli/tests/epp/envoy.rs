@@ -187,17 +187,17 @@ fn access_log(path: &str) -> Value {
 const PROTOCOL: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
 /// How Envoy speaks to a cluster.
-fn protocol(config: Value) -> Value {
+fn protocol(config: &Value) -> Value {
     let config = json!({"explicit_http_config": config});
     typed("extensions.upstreams.http.v3.HttpProtocolOptions", config)
 }
 
 fn http1_with_trailers() -> Value {
-    protocol(json!({"http_protocol_options": {"enable_trailers": true}}))
+    protocol(&json!({"http_protocol_options": {"enable_trailers": true}}))
 }
 
 fn picker_cluster(picker: &Picker) -> Value {
-    let http2 = protocol(json!({"http2_protocol_options": {}}));
+    let http2 = protocol(&json!({"http2_protocol_options": {}}));
     let mut cluster = json!({
         "name": "picker", "connect_timeout": "1s", "type": "STATIC",
         "load_assignment": endpoints("picker", &picker.ports),

@@ -395,9 +395,9 @@ fn a_failure_that_persists_is_logged_once_while_another_watch_works() {
     eventually("the pool's watch fails", || !lines("Kubernetes API failed").is_empty());
     for change in 0..8 {
         let value = change.to_string();
-        cluster.api.edit("pods", "vllm-0", |pod| pod["metadata"]["labels"]["n"] = json!(value));
+        cluster.api.edit("pods", "vllm-0", |pod| pod["metadata"]["labels"]["n"] = json!(&value));
         eventually("the pods' watch works", || {
-            cluster.pod("vllm-0.models")["labels"]["n"] == change.to_string()
+            cluster.pod("vllm-0.models")["labels"]["n"] == *value
         });
         let refused = cluster.api.requests("inferencepools");
         eventually("it is refused again", || cluster.api.requests("inferencepools") > refused);
