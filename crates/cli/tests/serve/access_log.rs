@@ -86,7 +86,7 @@ fn every_request_has_a_line_also_one_that_was_refused_before_it_was_routed() {
     for (id, tenant, status, words) in [
         ("quota", json!("tin"), 429, "quota"),
         ("stranger", Value::Null, 401, "key"),
-        ("unknown", Value::Null, 404, "does not exist"),
+        ("unknown", json!("gold"), 404, "does not exist"),
     ] {
         let line = of(id);
         assert_eq!((&line["tenant"], &line["status"]), (&tenant, &json!(status)), "{line}");
