@@ -271,7 +271,7 @@ fn a_policy_that_works_with_tokens_does_not_start_without_a_tokenizer() {
         assert!(told.contains("give --tokenizer FOLDER and --model NAME"), "{told}");
     }
     let (_, told) = refused(&["--pod", "http://127.0.0.1:1", "--policy", "nosuch"]);
-    assert!(told.contains("one of") && told.contains("round-robin"), "{told}");
+    assert!(told.contains("available: ") && told.contains("round-robin"), "{told}");
 }
 
 #[test]
