@@ -30,7 +30,7 @@ fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
     let input = input(&folder("unserved-input"), (0..3).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     let said = text(&ended.stdout);
-    assert!(said.contains(" failed: ") && said.contains("has the role `serve`"), "{ended:?}");
+    assert!(said.contains("  failed\n") && said.contains("has the role `serve`"), "{ended:?}");
     assert_eq!(gateway.log().matches("has the role `serve`").count(), 1, "{}", gateway.log());
 }
 
