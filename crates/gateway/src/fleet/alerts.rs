@@ -12,13 +12,16 @@ use std::collections::HashSet;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use wornpath_events::{FeedState, PodStatus};
+use wornpath_events::{FeedState, FeedStatus, PodStatus};
 use wornpath_index::Moment;
 use wornpath_routing::BreakerState;
 use wornpath_routing::{EventTrust, Name};
 
 /// A failure that recurs after this long without it is logged again.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
+
+/// How long a feed is unsure or silent before that is logged: gaps are usually closed sooner.
+const UNSURE_LOGGED_AFTER: Duration = Duration::from_secs(5);
 
 /// The failures of event sources that were logged.
 #[derive(Debug, Default)]
@@ -31,6 +34,14 @@ pub(crate) struct EventAlerts {
     throttled: AlertState,
     /// Per pod, how often it had been throttled at the last call.
     throttles: HashMap<Arc<str>, u64>,
+    /// The pods whose feed is unsure or silent.
+    unsure: HashMap<Arc<str>, UnsureFeed>,
+}
+
+#[derive(Debug)]
+struct UnsureFeed {
+    since: Moment,
+    is_logged: bool,
 }
 
 /// A failure to log.
@@ -42,6 +53,10 @@ pub(crate) enum EventAlert<'a> {
     Quarantined { pod: &'a str, reason: &'a str },
     /// Reading a pod's events is paused again and again.
     Throttled { pod: &'a str },
+    /// A pod's events are missing or its source is silent; `age` is the time since the last message.
+    Unsure { pod: &'a str, age: Option<Duration> },
+    /// They are complete again.
+    Sure { pod: &'a str },
 }
 
 impl EventAlerts {
@@ -71,8 +86,29 @@ impl EventAlerts {
             if is_throttled && self.throttled.is_new(pod, "", now) {
                 alerts.push(EventAlert::Throttled { pod });
             }
+            alerts.extend(self.sureness(pod, status, now));
         }
+        self.unsure.retain(|known, _| pods.iter().any(|PodStatus { pod, .. }| pod == known));
         alerts
+    }
+
+    fn sureness<'a>(
+        &mut self,
+        pod: &'a Arc<str>,
+        status: &FeedStatus,
+        now: Moment,
+    ) -> Option<EventAlert<'a>> {
+        if !matches!(status.state, FeedState::Unsure | FeedState::Stale) {
+            let was = self.unsure.remove(pod)?;
+            return was.is_logged.then_some(EventAlert::Sure { pod });
+        }
+        let fresh = UnsureFeed { since: now, is_logged: false };
+        let feed = self.unsure.entry(Arc::clone(pod)).or_insert(fresh);
+        if feed.is_logged || now.since(feed.since) < UNSURE_LOGGED_AFTER {
+            return None;
+        }
+        feed.is_logged = true;
+        Some(EventAlert::Unsure { pod, age: status.age })
     }
 }
 
@@ -92,6 +128,17 @@ impl EventAlert<'_> {
                     "cache events throttled"
                 );
             }
+            Self::Unsure { pod, age } => {
+                let last_event_seconds = age.map_or(f64::NAN, |age| age.as_secs_f64().round());
+                tracing::warn!(
+                    pod,
+                    last_event_seconds,
+                    reason =
+                        "an event is missing, or the engine publishes none and answers no replay",
+                    "cache events unsure: what the pod holds counts less"
+                );
+            }
+            Self::Sure { pod } => tracing::info!(pod, "cache events complete again"),
         }
     }
 }
@@ -253,6 +300,33 @@ mod tests {
         assert_eq!(alerts.update(&[quarantined.clone()], now), [alert]);
         assert_eq!(alerts.update(&[quarantined], now), []);
     }
+
+    #[test]
+    fn a_feed_that_stays_unsure_is_logged_once_and_so_is_its_recovery() {
+        let mut alerts = EventAlerts::default();
+        let mut logged = |state, at| {
+            let mut pod = status("a", "");
+            pod.errors.clear();
+            pod.status.state = state;
+            let pods = [pod];
+            let found = alerts.update(&pods, Moment::from_secs(at));
+            let words = found.iter().map(|alert| match alert {
+                EventAlert::Unsure { .. } => "unsure",
+                EventAlert::Sure { .. } => "sure",
+                _ => "other",
+            });
+            words.collect::<Vec<_>>()
+        };
+        assert_eq!(logged(FeedState::Unsure, 0), [""; 0]);
+        assert_eq!(logged(FeedState::Live, 2), [""; 0], "a gap that was closed soon");
+        assert_eq!(logged(FeedState::Unsure, 3), [""; 0]);
+        assert_eq!(logged(FeedState::Stale, 7), [""; 0]);
+        assert_eq!(logged(FeedState::Stale, 8), ["unsure"]);
+        assert_eq!(logged(FeedState::Stale, 100), [""; 0]);
+        assert_eq!(logged(FeedState::Live, 101), ["sure"]);
+        assert_eq!(logged(FeedState::Live, 102), [""; 0]);
+    }
+
     #[test]
     fn a_throttled_pod_is_logged_once_until_it_recurs_much_later() {
         let mut throttled = status("a", "");
