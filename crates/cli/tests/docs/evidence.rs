@@ -19,6 +19,7 @@ const MOST_COMMITS: usize = 30;
 const SUBJECTS: &[(&str, &[&str])] = &[
     ("brokers.txt", &["crates/events", "crates/gateway"]),
     ("churn.txt", &["crates/execution", "crates/gateway"]),
+    ("epp-churn.txt", &["crates/execution", "crates/gateway"]),
     ("dashboard.txt", &["crates/admin", "crates/gateway"]),
     ("decision.txt", &["crates/blocks", "crates/index", "crates/routing"]),
     ("epp.txt", &["crates/gateway", "crates/routing"]),
