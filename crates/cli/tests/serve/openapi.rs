@@ -148,6 +148,9 @@ fn world(engines: &Engines) -> (Gateway, String) {
         .unwrap();
     assert!(submitted.status.success(), "{submitted:?}");
     let id = String::from_utf8(submitted.stdout).unwrap();
+    let history = || gateway.ask("GET", "/history", "").json();
+    let is_sampled = || history()["changes"].as_array().is_some_and(|all| !all.is_empty());
+    eventually("the chart history has a change", is_sampled);
     (gateway, id.split_whitespace().next().unwrap().to_owned())
 }
 
