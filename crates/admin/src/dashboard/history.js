@@ -9,6 +9,8 @@ const RANGES = [["2 min", 120], ["15 min", 900], ["1 h", 3600], ["6 h", 21600], 
 const POINTS = 360;
 // Milliseconds after which it is asked for again, for what the stream of snapshots does not say.
 const FRESH = 60000;
+// The router samples once per second: what has just changed is in its history only then.
+const SAMPLED = 2500;
 // And so many changes are listed at once.
 const LISTED = 6;
 
@@ -36,8 +38,9 @@ export function remember(state) {
   const { past } = state;
   const now = performance.now();
   const known = state.snapshot ? stateOf(state.snapshot) : null;
-  if (past && past.range === seconds(state) && past.known === known && now - past.asked < FRESH) return;
-  const asked = { range: seconds(state), known, asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
+  const isSame = past && past.range === seconds(state) && past.known === known;
+  if (isSame && now - past.asked < (past.isSettled ? FRESH : SAMPLED)) return;
+  const asked = { range: seconds(state), known, isSettled: isSame, asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
   state.past = asked;
   get(`/history?seconds=${asked.range}`).then((told) => {
     if (state.past !== asked) return;
