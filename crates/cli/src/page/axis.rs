@@ -1,6 +1,7 @@
 //! Axes that begin at zero, with ticks at round values.
 
-use super::time;
+use super::{escaped, time};
+use std::fmt::Write;
 use std::time::Duration;
 
 /// Ticks of an axis, about.
@@ -70,6 +71,20 @@ impl Axis {
         match self.scale {
             Scale::Linear => share,
             Scale::SquareRoot => share.sqrt(),
+        }
+    }
+
+    /// Adds the ticks of a horizontal axis; every second one may be hidden where it is narrow.
+    pub(super) fn draw_ticks(&self, out: &mut String) {
+        let ticks = self.ticks();
+        for (number, tick) in ticks.iter().enumerate() {
+            let class = if number % 2 == 1 && ticks.len() > 4 { " minor" } else { "" };
+            let _ = write!(
+                out,
+                "<span class=\"x-tick{class}\" style=\"--at:{:.4}\">{}</span>",
+                tick.at,
+                escaped(&tick.label)
+            );
         }
     }
 

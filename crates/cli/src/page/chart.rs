@@ -70,16 +70,7 @@ impl Chart<'_> {
         }
         out.push_str("</svg>");
         self.series.iter().for_each(|series| self.dots(series, &mut out));
-        let ticks = self.x.ticks();
-        for (number, tick) in ticks.iter().enumerate() {
-            let class = if number % 2 == 1 && ticks.len() > 4 { " minor" } else { "" };
-            let _ = write!(
-                out,
-                "<span class=\"x-tick{class}\" style=\"--at:{:.4}\">{}</span>",
-                tick.at,
-                escaped(&tick.label)
-            );
-        }
+        self.x.draw_ticks(&mut out);
         let _ = write!(
             out,
             "</div>\n<span class=\"x-name\">{}</span>\n</figure>\n",

@@ -64,16 +64,7 @@ impl Heat<'_> {
             let _ = writeln!(out, "</svg><span class=\"row-more{size}\">{}</span>", shown(more));
         }
         out.push_str("<div class=\"row-axis\">");
-        let ticks = self.x.ticks();
-        for (number, tick) in ticks.iter().enumerate() {
-            let class = if number % 2 == 1 && ticks.len() > 4 { " minor" } else { "" };
-            let _ = write!(
-                out,
-                "<span class=\"x-tick{class}\" style=\"--at:{:.4}\">{}</span>",
-                tick.at,
-                escaped(&tick.label)
-            );
-        }
+        self.x.draw_ticks(&mut out);
         let _ = write!(
             out,
             "</div>\n</div>\n<span class=\"x-name\">{}</span>\n",
