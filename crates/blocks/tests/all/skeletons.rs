@@ -94,8 +94,6 @@ fn compare(source: &str, conversations: &[Vec<Value>], thinks: Option<bool>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
-
     #[test]
     fn any_template_renders_the_same_with_cached_skeletons(
         snippets in prop::collection::vec(select(SNIPPETS.to_vec()), 1..5),
@@ -111,7 +109,8 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    // Each takes as long as ten of the others.
+    #![proptest_config(ProptestConfig { cases: (ProptestConfig::default().cases / 10).max(50), ..ProptestConfig::default() })]
 
     #[test]
     fn the_template_of_a_model_renders_the_same_with_cached_skeletons(

@@ -153,7 +153,7 @@ impl Exchange {
     /// Sends a head, to which the length of the body is added, and the body.
     pub(crate) fn send(address: &str, head: &str, body: &str) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let length = body.len();
         let is_typed = body.is_empty() || head.to_lowercase().contains("\r\ncontent-type:");
         let kind = if is_typed { "" } else { "content-type: application/json\r\n" };

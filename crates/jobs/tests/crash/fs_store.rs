@@ -208,8 +208,12 @@ fn a_journal_that_outgrows_its_entries_is_compacted_at_once_even_if_that_is_inte
     outgrow_the_journal(&disk).unwrap();
     assert!(length(&disk) < 1_700_000, "{} bytes", length(&disk));
     let all = disk.operations();
+    // One of them at each operation; all in the long run.
+    let is_thorough = std::env::var_os("WORNPATH_THOROUGH").is_some();
+    let cuts = [Cut::Before, Cut::Torn, Cut::After];
     for operation in 1..=all {
-        for cut in [Cut::Before, Cut::Torn, Cut::After] {
+        let one = &cuts[operation % 3..][..1];
+        for &cut in if is_thorough { &cuts[..] } else { one } {
             let disk = FaultyDisk::default();
             disk.crash_at(operation, cut);
             let mut epoch = 0;

@@ -301,6 +301,8 @@ fn bodies(form: StreamForm, text: &str) -> Vec<Value> {
 
 #[test]
 fn a_stream_broken_at_any_byte_is_the_same_for_its_client() {
+    // Each third byte, of each stream other ones; all in the long run.
+    let step = if std::env::var_os("WORNPATH_THOROUGH").is_some() { 1 } else { 3 };
     let mut breaks = 0;
     for form in [StreamForm::Chat, StreamForm::Completion] {
         for maker in [VLLM, SGLANG, LETTERS] {
@@ -311,7 +313,7 @@ fn a_stream_broken_at_any_byte_is_the_same_for_its_client() {
                     let text = String::from_utf8(whole).unwrap();
                     let blank = maker.line.repeat(2);
                     let first_event = text.find(&blank).unwrap() + blank.len();
-                    for at in 0..text.len() {
+                    for at in (breaks % step..text.len()).step_by(step) {
                         breaks += 1;
                         let found = broken(form, maker, &body, &[at], &mut answers)
                             .unwrap_or_else(|why| panic!("{why:?} at {at} of {text}"));
@@ -326,7 +328,7 @@ fn a_stream_broken_at_any_byte_is_the_same_for_its_client() {
         }
     }
     println!("{breaks} breaks");
-    assert!(breaks >= 100_000, "{breaks}");
+    assert!(breaks >= 100_000 / step, "{breaks}");
 }
 
 #[test]
