@@ -51,11 +51,25 @@ pub enum Untokenized {
     Timeout,
     /// Too many prompts wait for tokenization.
     QueueFull,
+    /// It is a chat, and the model has no chat template here.
+    NoTemplate,
+    /// The model's chat template fails on the conversation or refuses it.
+    TemplateFailed,
+    /// The tokenizer fails on the text.
+    TokenizerFailed,
 }
 
 impl Untokenized {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::TooLong, Self::NoSplitPoint, Self::Timeout, Self::QueueFull];
+    pub const ALL: [Self; 7] = [
+        Self::TooLong,
+        Self::NoSplitPoint,
+        Self::Timeout,
+        Self::QueueFull,
+        Self::NoTemplate,
+        Self::TemplateFailed,
+        Self::TokenizerFailed,
+    ];
 
     /// Its name in metrics and logs.
     #[must_use]
@@ -65,6 +79,9 @@ impl Untokenized {
             Self::NoSplitPoint => "no_split_point",
             Self::Timeout => "timeout",
             Self::QueueFull => "queue_full",
+            Self::NoTemplate => "no_template",
+            Self::TemplateFailed => "template_failed",
+            Self::TokenizerFailed => "tokenizer_failed",
         }
     }
 }

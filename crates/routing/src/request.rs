@@ -24,9 +24,6 @@ pub struct Request {
     pub prompt: Prompt,
     /// Whether it has further prompts, all for one engine.
     pub has_prompt_list: bool,
-    /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it
-    /// ignores it.
-    pub is_converted_to_chat: bool,
     /// How far its prompt is tokenized. A prompt beyond these limits is routed without its tokens.
     pub encode_limits: EncodeLimits,
     /// The limit of generated tokens, if it sets one.

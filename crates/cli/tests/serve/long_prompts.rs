@@ -1,8 +1,8 @@
 //! Long prompts: one tenant's that are slow to tokenize do not delay another's, and what is not
-//! tokenized is routed without a prediction.
+//! tokenized is routed without a prediction, as is what the router cannot read.
 
 use crate::support::engines::{Engines, Exchange, Response};
-use crate::support::gateway::{Gateway, eventually, eventually_within};
+use crate::support::gateway::{Gateway, eventually, eventually_within, folder};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -76,9 +76,11 @@ fn texts_that_are_slow_to_tokenize_delay_no_other_tenant_and_are_routed_without_
     });
     println!("alone {alone:?}, beside the flood {beside:?}");
     assert!(beside < 10 * alone + Duration::from_millis(1500), "{alone:?}, {beside:?}");
-    assert_eq!(untokenized(&gateway, "no_split_point"), 2, "one long piece");
+    // On a busy machine a long piece may run out of time before it is looked at.
+    let long_pieces = untokenized(&gateway, "no_split_point");
     let given_up = untokenized(&gateway, "too_long") + untokenized(&gateway, "timeout");
-    assert_eq!(given_up, 2, "several pieces");
+    assert!(matches!((long_pieces, given_up), (1..=2, 2..=3)), "{long_pieces}, {given_up}");
+    assert_eq!(long_pieces + given_up, 4);
     assert!(gateway.log().contains("prompt not tokenized"), "{}", gateway.log());
     let again = ask_as(&gateway, "b", "m", &prompt(3));
     assert!(again.cached_tokens() > 10_000, "{}", again.text);
@@ -108,4 +110,39 @@ fn a_prompt_longer_than_the_configured_context_is_refused_without_tokenizing_all
     assert_eq!(untokenized(&gateway, "too_long"), 1);
     let fits = gateway.post(ASK, &json!({"prompt": &prompt(0)[..4000], "max_tokens": 2}));
     assert_eq!(fits.status, 200, "{}", fits.text);
+}
+
+/// Engines may be started with another template than the one in the model's folder.
+#[test]
+fn a_chat_that_the_template_refuses_goes_to_the_engine_without_a_prediction() {
+    let engines = Engines::start(&["--model", "m"]);
+    let model = folder("long_prompts_template").join("model");
+    std::fs::create_dir_all(&model).unwrap();
+    let tokenizer = format!("{TOKENIZER}/tokenizer.json");
+    std::fs::copy(tokenizer, model.join("tokenizer.json")).unwrap();
+    let template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}\
+                    {{ messages[0].content }}";
+    let config = json!({"chat_template": template});
+    std::fs::write(model.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let text = format!(
+        "models: [{{name: m, tokenizer: \"{}\"}}]\npods: [{{name: a, model: m, url: \"http://{}\"}}]\n",
+        model.display(),
+        engines.engines[0].http
+    );
+    let gateway = Gateway::configured("long_prompts_refused", &text, 1);
+    let chat = |role: &str| {
+        let messages = json!([{"role": role, "content": "be brief"}]);
+        gateway.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 2}))
+    };
+    assert_eq!(chat("user").status, 200);
+    assert_eq!(untokenized(&gateway, "template_failed"), 0);
+    for _ in 0..2 {
+        let answer = chat("system");
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+    assert_eq!(untokenized(&gateway, "template_failed"), 2);
+    let log = gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("prompt not tokenized")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("template_failed"), "{log}");
 }

@@ -29,10 +29,6 @@ impl Dialect for Messages {
         true
     }
 
-    fn converts_to_chat(&self) -> bool {
-        true
-    }
-
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
         let system = fields.remove("system");
         let messages = match fields.remove("messages") {

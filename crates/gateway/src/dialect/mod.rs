@@ -53,11 +53,6 @@ pub(crate) trait Dialect: Sync {
         false
     }
 
-    /// Whether engines convert the body to a chat before they apply the template.
-    fn converts_to_chat(&self) -> bool {
-        false
-    }
-
     /// The messages of a body and its other fields, where the API allows to parse them without
     /// building a tree of the whole body.
     fn take_messages(&self, body: &Bytes) -> Option<(Messages, Map<String, Value>)> {

@@ -29,10 +29,6 @@ impl Dialect for Responses {
         true
     }
 
-    fn converts_to_chat(&self) -> bool {
-        true
-    }
-
     fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
         let instructions = fields.remove("instructions").filter(|value| !value.is_null());
         let mut messages: Vec<_> = instructions

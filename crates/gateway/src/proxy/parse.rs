@@ -118,11 +118,9 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
         Some(messages) => chat::prompt(messages, &mut fields),
         None => dialect.prompt(&mut fields),
     };
-    let is_converted = dialect.converts_to_chat();
     let request = Request {
         prompt,
         has_prompt_list: is_list,
-        is_converted_to_chat: is_converted,
         output_tokens,
         salt,
         fields,

@@ -5,7 +5,6 @@
 //! or that cannot be tokenized piece by piece is routed without its tokens: by load, with an
 //! estimated length, and without a prediction. What becomes of it is up to the engine.
 
-use crate::fleet::snapshot::ContextLimit;
 use crate::log_limit::LogLimit;
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
@@ -43,6 +42,7 @@ pub(crate) async fn prepare(
     if !body.length.is_long && trace.is_none() {
         let _running = running(&PREPARE);
         profile.prepare(&mut context)?;
+        report_untokenized(worker, &context, body);
         return Ok(context);
     }
     let clock = trace.is_some().then(|| worker.gateway.pods().clock());
@@ -56,6 +56,7 @@ pub(crate) async fn prepare(
         let _running = running(&PREPARE);
         work.run()?
     };
+    report_untokenized(worker, &prepared.context, body);
     if let Some(trace) = trace {
         trace.explanation = prepared.explanation;
     }
@@ -118,34 +119,29 @@ async fn prepare_long(
             work.run()?
         }
     };
-    if let Some(reason) = prepared.context.untokenized() {
-        report(worker, &prepared.context, body, reason);
-        if let (Untokenized::TooLong, Some(limit)) = (reason, context_limit) {
-            refuse_by_configuration(&prepared.context, limit)?;
-        }
+    if let (Some(Untokenized::TooLong), Some(limit)) =
+        (prepared.context.untokenized(), context_limit)
+        && limit.is_configured
+    {
+        report_untokenized(worker, &prepared.context, body);
+        return Err(longer_than_configured(&prepared.context, limit.tokens).into());
     }
     Ok(prepared)
 }
 
-/// Refuses a prompt that is too long for every pod, where the pods are configured with their
-/// context lengths. Otherwise the engine decides.
-fn refuse_by_configuration(
-    context: &RoutingContext,
-    limit: ContextLimit,
-) -> Result<(), ErrorResponse> {
-    if !limit.is_configured {
-        return Ok(());
-    }
+/// A prompt that is too long for every pod is refused if the pods are configured with their context
+/// lengths. Otherwise the engine decides.
+fn longer_than_configured(context: &RoutingContext, tokens: usize) -> Rejection {
     let model = &context.request().model.base;
-    let tokens = limit.tokens;
     let reason = format!(
         "context window exceeded: the prompt has more than {tokens} tokens, and `{model}` is served with at most \
          {tokens}; shorten the prompt"
     );
-    Err(Rejection::refused(400, reason).into())
+    Rejection::refused(400, reason)
 }
 
-fn report(worker: &Worker, context: &RoutingContext, body: &BodyWork<'_>, reason: Untokenized) {
+fn report_untokenized(worker: &Worker, context: &RoutingContext, body: &BodyWork<'_>) {
+    let Some(reason) = context.untokenized() else { return };
     if let Some(metrics) = worker.gateway.metrics() {
         metrics.untokenized(reason);
     }

@@ -44,11 +44,7 @@ fn tokenize_copies_token_ids_and_uses_the_models_tokenizer_for_text() {
     harness.models = Arc::new(models);
     assert_eq!(tokens(&harness).unwrap(), Some(Tokens(vec![97, 98])));
     harness.request.prompt = Prompt::Text("a1".to_owned());
-    let rejection = tokens(&harness).unwrap_err();
-    assert_eq!(
-        (rejection.status, rejection.reason.as_str()),
-        (400, "tokenization failed: a digit")
-    );
+    assert_eq!(tokens(&harness).unwrap(), None, "the engine decides whether it accepts that");
     harness.request.model.base = "other".into();
     assert_eq!(tokens(&harness).unwrap_err().status, 404);
 }

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use crate::models::{Models, TokenizeError};
+use crate::models::{Models, TokenizeError, Untokenized};
+use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::request::Prompt;
 use crate::slot::{Tokens, Writes};
@@ -51,26 +52,24 @@ impl Prepare for TokenizePrompt {
             );
             return Err(Rejection::refused(404, reason));
         };
-        let Some(tokenizer) = model.tokenizer() else {
-            let reason = format!(
-                "model `{base}` has no tokenizer; configure one, or route it to a profile with `text_blocks`"
-            );
-            return Err(Rejection::refused(500, reason));
+        let Some(tokenizer) = model.tokenizer() else { return Err(no_tokenizer(base)) };
+        // A prompt that cannot be read here may still be one that the engine accepts.
+        let reason = match tokenizer.tokenize(request, tokens) {
+            Ok(()) => return Ok(()),
+            Err(TokenizeError::NoTokenizer) => return Err(no_tokenizer(base)),
+            Err(TokenizeError::Stopped(reason)) => reason,
+            Err(TokenizeError::NoTemplate) => Untokenized::NoTemplate,
+            Err(TokenizeError::NotRendered(_)) => Untokenized::TemplateFailed,
+            Err(TokenizeError::NotTokenized(_)) => Untokenized::TokenizerFailed,
         };
-        match tokenizer.tokenize(request, tokens) {
-            Err(TokenizeError::NotRendered(_) | TokenizeError::NoTemplate)
-                if request.is_converted_to_chat =>
-            {
-                // The engine may render the converted chat in another way; without tokens no prefix
-                // is looked up.
-                tokens.clear();
-                Ok(())
-            }
-            Err(TokenizeError::Stopped(reason)) => {
-                preparing.leave_untokenized(&self.tokens, reason);
-                Ok(())
-            }
-            tokenized => tokenized.map_err(|error| Rejection::refused(400, error.to_string())),
-        }
+        preparing.leave_untokenized(&self.tokens, reason);
+        Ok(())
     }
+}
+
+fn no_tokenizer(base: &Name) -> Rejection {
+    let reason = format!(
+        "model `{base}` has no tokenizer; configure one, or route it to a profile with `text_blocks`"
+    );
+    Rejection::refused(500, reason)
 }

@@ -225,7 +225,7 @@ families! {
     THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
         "Times a thread was found stuck.";
     UNTOKENIZED = Counter "wornpath_prompts_untokenized_total" ["reason"]
-        "Long prompts routed by load, without their tokens and without a prediction: `too_long` (for the context of every pod, or `limits.prompt_tokens`), `no_split_point` (1 MiB of text that must be tokenized in one go), `timeout` (`limits.tokenize_time`) or `queue_full` (`limits.waiting`).";
+        "Prompts routed by load, without their tokens and without a prediction: `too_long` (for the context of every pod, or `limits.prompt_tokens`), `no_split_point` (1 MiB of text that must be tokenized in one go), `timeout` (`limits.tokenize_time`), `queue_full` (`limits.waiting`), `no_template` (a chat, and the model's folder has no chat template), `template_failed` (the template refuses the conversation or fails) or `tokenizer_failed`.";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]
