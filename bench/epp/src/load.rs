@@ -12,9 +12,18 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 const CLIENTS: usize = 8;
-/// The number of the next prompt. Half of each is common to all, and the other half is new: a prompt
-/// that repeats would be found in caches, also in those of the tokenizer.
+/// The number of the next prompt. The end of each is new: a prompt that repeats would be found in
+/// caches, also in those of the tokenizer.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// The size of the requests of a load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prompts {
+    /// Of the body, about.
+    pub(crate) bytes: usize,
+    /// At the end of each prompt, those that no other prompt has; what is before is common to all.
+    pub(crate) new: usize,
+}
 
 /// What a load has shown.
 pub(crate) struct Load {
@@ -24,11 +33,15 @@ pub(crate) struct Load {
     pub(crate) seconds: f64,
 }
 
-fn body(number: usize, bytes: usize) -> Bytes {
-    let common = "You answer questions about the town, its river and its bridges. ";
-    let half = bytes / 2;
-    let mut prompt = common.repeat(half / common.len() + 1);
-    prompt.truncate(half);
+fn next_body(Prompts { bytes, new }: Prompts) -> Bytes {
+    let number = NEXT.fetch_add(1, Relaxed);
+    let mut prompt = String::new();
+    let mut line = 0;
+    while prompt.len() < bytes - new {
+        line += 1;
+        prompt += &format!("Rule {line}: the town has {line} bridges, and a river below them. ");
+    }
+    prompt.truncate(bytes - new);
     let mut line = 0;
     while prompt.len() < bytes {
         line += 1;
@@ -60,13 +73,11 @@ async fn ask(sender: &mut SendRequest<Full<Bytes>>, body: Bytes) -> anyhow::Resu
 }
 
 /// Waits until a request is answered.
-pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::Result<()> {
+pub(crate) async fn until_served(address: SocketAddr, prompts: Prompts) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Ok(mut sender) = connect(address).await
-            && ask(&mut sender, body(NEXT.fetch_add(1, Relaxed), bytes))
-                .await
-                .is_ok_and(|status| status == 200)
+            && ask(&mut sender, next_body(prompts)).await.is_ok_and(|status| status == 200)
         {
             return Ok(());
         }
@@ -76,14 +87,18 @@ pub(crate) async fn until_served(address: SocketAddr, bytes: usize) -> anyhow::R
 }
 
 /// Runs the load for a time. Every answer must be good.
-pub(crate) async fn run(address: SocketAddr, bytes: usize, time: Duration) -> anyhow::Result<Load> {
+pub(crate) async fn run(
+    address: SocketAddr,
+    prompts: Prompts,
+    time: Duration,
+) -> anyhow::Result<Load> {
     let started = Instant::now();
     let clients = (0..CLIENTS).map(|_| {
         tokio::spawn(async move {
             let mut sender = connect(address).await?;
             let mut took = Vec::new();
             while started.elapsed() < time {
-                let body = body(NEXT.fetch_add(1, Relaxed), bytes);
+                let body = next_body(prompts);
                 let sent = Instant::now();
                 let status = ask(&mut sender, body).await?;
                 ensure!(status == 200, "status {status}");

@@ -15,7 +15,7 @@ mod proto;
 
 use anyhow::{Context, bail, ensure};
 use envoy::Envoy;
-use load::Load;
+use load::{Load, Prompts};
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -113,6 +113,7 @@ fn wait_for(port: u16) -> anyhow::Result<()> {
 struct Arguments {
     rounds: usize,
     measured: Duration,
+    is_raw: bool,
     binary: PathBuf,
     tokenizer: PathBuf,
 }
@@ -123,6 +124,7 @@ impl Arguments {
         let mut parsed = Self {
             rounds: 7,
             measured: Duration::from_secs(5),
+            is_raw: false,
             binary: binary.context("WORNPATH_BENCH_BINARY is not set")?.into(),
             tokenizer: SMALL_TOKENIZER.into(),
         };
@@ -132,11 +134,12 @@ impl Arguments {
                     parsed.rounds = 3;
                     parsed.measured = Duration::from_secs(2);
                 }
+                "--raw" => parsed.is_raw = true,
                 "--tokenizer" => {
                     let folder = words.next().context("--tokenizer needs a folder")?;
                     parsed.tokenizer = folder.into();
                 }
-                other => bail!("unknown option {other}; known: --quick, --tokenizer FOLDER"),
+                other => bail!("unknown option {other}; known: --quick, --raw, --tokenizer FOLDER"),
             }
         }
         let file = parsed.tokenizer.join("tokenizer.json");
@@ -182,11 +185,26 @@ fn picker(
     Ok((Some(process), port))
 }
 
+/// One table.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    prompts: Prompts,
+    has_tokenizer: bool,
+}
+
+impl Case {
+    /// A short request; a turn of a long conversation; a long document that is half new.
+    const ALL: [Self; 3] = [
+        Self { prompts: Prompts { bytes: 1 << 10, new: 1 << 9 }, has_tokenizer: false },
+        Self { prompts: Prompts { bytes: 32 << 10, new: 1 << 10 }, has_tokenizer: true },
+        Self { prompts: Prompts { bytes: 32 << 10, new: 16 << 10 }, has_tokenizer: true },
+    ];
+}
+
 async fn compare(
     arguments: &Arguments,
     pods: &[SocketAddr],
-    bytes: usize,
-    has_tokenizer: bool,
+    Case { prompts, has_tokenizer }: Case,
 ) -> anyhow::Result<Vec<Figures>> {
     let mut setups = Vec::new();
     for kind in Kind::ALL {
@@ -196,8 +214,8 @@ async fn compare(
     }
     for setup in &setups {
         // Pods must be up, and caches filled.
-        load::until_served(setup.envoy.address, bytes).await?;
-        load::run(setup.envoy.address, bytes, Duration::from_secs(2)).await?;
+        load::until_served(setup.envoy.address, prompts).await?;
+        load::run(setup.envoy.address, prompts, Duration::from_secs(2)).await?;
     }
     let mut all = vec![Figures::default(); setups.len()];
     for round in 0..arguments.rounds {
@@ -207,15 +225,19 @@ async fn compare(
             let cpu = |process: Option<&Process>| process.map_or(Ok(0.0), Process::cpu);
             let before = (setup.envoy.process.cpu()?, cpu(setup.picker.as_ref())?);
             let Load { requests, p50, seconds } =
-                load::run(setup.envoy.address, bytes, arguments.measured).await?;
+                load::run(setup.envoy.address, prompts, arguments.measured).await?;
             let figures = &mut all[at];
             let requests = requests as f64;
             figures.envoy.push((setup.envoy.process.cpu()? - before.0) / requests);
             figures.picker.push((cpu(setup.picker.as_ref())? - before.1) / requests);
             figures.p50.push(p50);
             figures.rate.push(requests / seconds);
+            if !arguments.is_raw {
+                continue;
+            }
+            let Prompts { bytes, new } = prompts;
             println!(
-                "raw {bytes} B round {round} {}: {requests} requests, Envoy {:.1} us, picker {:.1} us, p50 {p50:.0} us",
+                "raw {bytes} B, {new} new, round {round} {}: {requests} requests, Envoy {:.1} us, picker {:.1} us, p50 {p50:.0} us",
                 setup.kind.name(),
                 figures.envoy[round],
                 figures.picker[round]
@@ -225,8 +247,13 @@ async fn compare(
     Ok(all)
 }
 
-fn report(bytes: usize, what: &str, all: &[Figures]) {
-    println!("\n{bytes} bytes, {what}\n");
+fn report(case: Case, arguments: &Arguments, all: &[Figures]) {
+    let Prompts { bytes, new } = case.prompts;
+    let how = match case.has_tokenizer {
+        true => format!("with the tokenizer {}", arguments.tokenizer_name()),
+        false => "by text".to_owned(),
+    };
+    println!("\n{bytes} bytes, {new} of them new, {how}\n");
     println!(
         "| | CPU of Envoy, us/request | CPU of the picker, us/request | p50, us | requests/s |"
     );
@@ -268,14 +295,11 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let arguments = Arguments::parse(std::env::args().skip(1))?;
-    let with_tokenizer = format!("with the tokenizer {}", arguments.tokenizer_name());
     let pods = engines::start(ENGINES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    for (bytes, has_tokenizer, what) in
-        [(1 << 10, false, "by text"), (32 << 10, true, with_tokenizer.as_str())]
-    {
-        let all = runtime.block_on(compare(&arguments, &pods, bytes, has_tokenizer))?;
-        report(bytes, what, &all);
+    for case in Case::ALL {
+        let all = runtime.block_on(compare(&arguments, &pods, case))?;
+        report(case, &arguments, &all);
     }
     Ok(ExitCode::SUCCESS)
 }

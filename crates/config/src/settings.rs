@@ -2,9 +2,9 @@
 
 use crate::batch_rules::BatchRules;
 use crate::continuation::ContinuationSettings;
-use crate::engine_priority::PriorityRange;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
+use crate::tenant::TenantSettings;
 use crate::tls::{ClientTls, ListenerTls};
 use http::{HeaderMap, Uri};
 use std::fmt;
@@ -294,6 +294,8 @@ pub struct EppSettings {
     pub objectives: Vec<(String, Priority)>,
     /// Whether answers carry the score of each candidate.
     pub sends_scores: bool,
+    /// Whether the head of a response goes back only with the first byte of its body.
+    pub holds_head: bool,
     /// Whether the headers of conformance tests are obeyed.
     pub has_test_hooks: bool,
 }
@@ -308,6 +310,7 @@ impl EppSettings {
             destinations: Destinations::List,
             objectives: Vec::new(),
             sends_scores: false,
+            holds_head: false,
             has_test_hooks: false,
         }
     }
@@ -426,23 +429,6 @@ pub struct RouteSettings {
     pub tenant: Option<Name>,
     /// The profile's name.
     pub profile: String,
-}
-
-/// A tenant.
-#[derive(Clone, PartialEq, Debug)]
-pub struct TenantSettings {
-    /// Its name in routes and logs.
-    pub name: Name,
-    /// The digest of its API key.
-    pub key: KeyDigest,
-    /// Priority of its requests.
-    pub priority: Priority,
-    /// Fair-queueing weight.
-    pub weight: u32,
-    /// Maximum requests in flight or queued at a time.
-    pub quota: Option<u32>,
-    /// The engine priorities it may use; without a range its requests have none of their own.
-    pub engine_priority: Option<PriorityRange>,
 }
 
 /// Whether tenants share cached prompts.

@@ -97,7 +97,11 @@ struct Churn {
 
 impl Churn {
     /// None without Envoy.
-    fn start(test: &str, pods: fn(Vec<String>) -> Pods, more: &[&str]) -> Option<Self> {
+    fn start(
+        test: &str,
+        pods: fn(Vec<String>) -> Pods,
+        picker: fn(epp: &str, urls: &[String]) -> Gateway,
+    ) -> Option<Self> {
         if !crate::envoy::is_here() {
             return None;
         }
@@ -106,10 +110,7 @@ impl Churn {
         let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let urls: Vec<_> = addresses.iter().map(|address| format!("http://{address}")).collect();
         let port = free_port();
-        let epp = format!("127.0.0.1:{port}");
-        let named = urls.iter().flat_map(|url| ["--pod", url.as_str()]);
-        let own = ["--epp", &epp].into_iter().chain(more.iter().copied());
-        let picker = Gateway::start(&named.chain(own).collect::<Vec<_>>(), PODS);
+        let picker = picker(&format!("127.0.0.1:{port}"), &urls);
         let envoy = Envoy::start(test, port, &pods(addresses), Failure::Close);
         Some(Self { engines, picker, envoy, fates: Fates::default() })
     }
@@ -142,30 +143,44 @@ impl Churn {
         });
     }
 
+    /// Kills one of the pods every two seconds under load; each is back after one. Returns for how
+    /// many seconds, and how many were killed.
+    fn kill_in_turn(&mut self) -> (u64, usize) {
+        let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok();
+        let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(20);
+        let started = Instant::now();
+        let mut kills = 0;
+        self.under_load(|engines| {
+            while started.elapsed() < Duration::from_secs(seconds) {
+                let victim = &mut engines[kills * 3 % PODS];
+                victim.kill();
+                std::thread::sleep(Duration::from_secs(1));
+                *victim = Engine::start(victim.port);
+                std::thread::sleep(Duration::from_secs(1));
+                kills += 1;
+            }
+        });
+        (seconds, kills)
+    }
+
     fn is_idle(&self) {
         let in_flight = || total(&self.picker, "wornpath_pod_requests{");
         eventually("no load is left", || in_flight() == 0);
     }
 }
 
+fn by_flags(epp: &str, urls: &[String], more: &[&str]) -> Gateway {
+    let named = urls.iter().flat_map(|url| ["--pod", url.as_str()]);
+    let own = ["--epp", epp].into_iter().chain(more.iter().copied());
+    Gateway::start(&named.chain(own).collect::<Vec<_>>(), PODS)
+}
+
 /// One of eight pods is killed every two seconds and is back after one.
 #[test]
 fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
-    let Some(mut churn) = Churn::start("churn", Pods::Listed, &[]) else { return };
-    let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok().and_then(|text| text.parse().ok());
-    let time = Duration::from_secs(seconds.unwrap_or(20));
-    let started = Instant::now();
-    let mut kills = 0;
-    churn.under_load(|engines| {
-        while started.elapsed() < time {
-            let victim = &mut engines[kills * 3 % PODS];
-            victim.kill();
-            std::thread::sleep(Duration::from_secs(1));
-            *victim = Engine::start(victim.port);
-            std::thread::sleep(Duration::from_secs(1));
-            kills += 1;
-        }
-    });
+    let picker = |epp: &str, urls: &[String]| by_flags(epp, urls, &[]);
+    let Some(mut churn) = Churn::start("churn", Pods::Listed, picker) else { return };
+    let (seconds, kills) = churn.kill_in_turn();
     let Churn { envoy, fates, .. } = &churn;
     let mut begun = 0;
     let mut failed = Vec::new();
@@ -181,9 +196,8 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
     }
     let [whole, broken] = [&fates.whole, &fates.broken].map(|fate| fate.load(Relaxed));
     println!(
-        "churn behind Envoy: {} s, {PODS} pods, {CLIENTS} clients, {kills} pods killed: {whole} requests whole, {broken} \
+        "churn behind Envoy: {seconds} s, {PODS} pods, {CLIENTS} clients, {kills} pods killed: {whole} requests whole, {broken} \
          broken after the first byte, {begun} after the head had come to Envoy, {} failed before",
-        time.as_secs(),
         failed.len()
     );
     assert!(failed.is_empty(), "{} failed: {:?}", failed.len(), &failed[..failed.len().min(3)]);
@@ -197,6 +211,40 @@ fn pods_that_die_behind_envoy_cost_no_request_that_had_not_begun() {
     churn.is_idle();
 }
 
+/// The same, where the head of a response waits for the first byte of its body, and a listener in
+/// front repeats a request that was answered with 502.
+#[test]
+fn pods_that_die_behind_an_envoy_that_retries_after_heads_cost_no_request_without_a_first_byte() {
+    let picker = |epp: &str, urls: &[String]| {
+        let pods = urls.iter().map(|url| format!("  - {{url: \"{url}\", model: m}}\n"));
+        let pods: String = pods.collect();
+        let text = format!(
+            "listen: {{client: \"127.0.0.1:0\", epp: {{address: \"{epp}\", hold_head: true}}}}\n\
+             pods:\n{pods}"
+        );
+        Gateway::configured("churn-retried-picker", &text, PODS)
+    };
+    let Some(mut churn) = Churn::start("churn-retried", Pods::Retried, picker) else { return };
+    let (seconds, kills) = churn.kill_in_turn();
+    let Churn { envoy, fates, .. } = &churn;
+    let [whole, broken] = [&fates.whole, &fates.broken].map(|fate| fate.load(Relaxed));
+    let refused = fates.refused.lock().unwrap();
+    println!(
+        "churn behind Envoy that retries 502: {seconds} s, {PODS} pods, {CLIENTS} clients, {kills} pods killed: \
+         {whole} requests whole, {broken} broken after the first byte, {} failed before",
+        refused.len()
+    );
+    if let Some(Refused { id, why, .. }) = refused.first() {
+        panic!("{} failed, such as {id}: {} {why}", refused.len(), envoy.details(id));
+    }
+    assert!(
+        whole > 200 && broken > 0,
+        "{whole} whole, {broken} broken: too quiet to prove anything"
+    );
+    drop(refused);
+    churn.is_idle();
+}
+
 /// As many as may be sent to a dead pod before the first of them has failed and a probe too.
 const MOST_FAILED: usize = 2 * CLIENTS;
 /// A pod without requests is found to be dead within a second, and one with requests earlier.
@@ -206,7 +254,8 @@ const FOUND_WITHIN: Duration = Duration::from_secs(1);
 #[test]
 fn a_pod_that_is_dead_for_good_gets_no_request_any_more_though_envoy_answers_in_its_place() {
     let named = |_| Pods::Named;
-    let Some(mut churn) = Churn::start("dead", named, &["--one-destination"]) else { return };
+    let picker = |epp: &str, urls: &[String]| by_flags(epp, urls, &["--one-destination"]);
+    let Some(mut churn) = Churn::start("dead", named, picker) else { return };
     let mut killed = Instant::now();
     let whole = |fates: &Fates| fates.whole.load(Relaxed);
     churn.under_load(|engines| {

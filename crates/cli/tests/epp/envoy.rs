@@ -17,6 +17,9 @@ pub(crate) enum Pods {
     Named,
     /// To these, in the order of the picker's list: `override_host`, with retries.
     Listed(Vec<String>),
+    /// The same, behind a listener that repeats a request that was answered with 502, picks again
+    /// included.
+    Retried(Vec<String>),
 }
 
 /// What Envoy does with requests while no picker answers.
@@ -148,7 +151,7 @@ fn pods_cluster(pods: &Pods) -> Value {
             "lb_policy": "CLUSTER_PROVIDED",
             "original_dst_lb_config": {"use_http_header": true, "http_header_name": destination},
         }),
-        Pods::Listed(all) => {
+        Pods::Listed(all) | Pods::Retried(all) => {
             let ports: Vec<_> = all.iter().map(|at| port(at)).collect();
             let round_robin =
                 typed("extensions.load_balancing_policies.round_robin.v3.RoundRobin", json!({}));
@@ -229,54 +232,79 @@ fn picker_cluster(picker: &Picker) -> Value {
     cluster
 }
 
-fn configuration(
-    [listener, admin]: [u16; 2],
-    picker: &Picker,
-    pods: &Pods,
-    failure: Failure,
-    log: &str,
-) -> Value {
-    let retries = match pods {
-        Pods::Named => Value::Null,
-        Pods::Listed(_) => json!({
-            "retry_on": "connect-failure,refused-stream,reset,5xx", "num_retries": 2,
-            "retry_back_off": {"base_interval": "0.005s"},
-        }),
-    };
-    let mut route = json!({"cluster": "pods", "timeout": "0s"});
-    if !retries.is_null() {
-        route["retry_policy"] = retries;
-    }
+/// A listener with these filters, and the route of all its requests.
+fn listener(at: u16, route: &Value, filters: &[Value], log: Option<&str>) -> Value {
     let router = typed("extensions.filters.http.router.v3.Router", json!({}));
+    let router = json!({"name": "envoy.filters.http.router", "typed_config": router});
+    let filters = [filters, &[router]].concat();
+    let logs: Vec<_> = log.map(access_log).into_iter().collect();
     let manager = typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         json!({
             "stat_prefix": "in",
             "http_protocol_options": {"enable_trailers": true},
-            "access_log": [access_log(log)],
+            "access_log": logs,
             "route_config": {"virtual_hosts": [{
                 "name": "all", "domains": ["*"],
                 "routes": [{"match": {"prefix": "/"}, "route": route}],
             }]},
-            "http_filters": [
-                subset_hint(),
-                ext_proc(failure),
-                {"name": "envoy.filters.http.router", "typed_config": router},
-            ],
+            "http_filters": filters,
         }),
     );
+    let name = format!("in-{at}");
+    json!({
+        "name": name, "address": address(at),
+        "filter_chains": [{"filters": [{
+            "name": "envoy.filters.network.http_connection_manager", "typed_config": manager,
+        }]}],
+    })
+}
+
+/// A route to the listener that asks the picker, which answers 502 for a pod that died before the
+/// first byte of its response.
+fn retried() -> Value {
+    json!({
+        "cluster": "inner", "timeout": "0s",
+        "retry_policy": {
+            "retry_on": "retriable-status-codes", "retriable_status_codes": [502],
+            "num_retries": 2, "retry_back_off": {"base_interval": "0.005s"},
+        },
+    })
+}
+
+fn configuration(
+    [outer, admin]: [u16; 2],
+    picker: &Picker,
+    pods: &Pods,
+    failure: Failure,
+    log: &str,
+) -> Value {
+    let mut route = json!({"cluster": "pods", "timeout": "0s"});
+    if !matches!(pods, Pods::Named) {
+        route["retry_policy"] = json!({
+            "retry_on": "connect-failure,refused-stream,reset,5xx", "num_retries": 2,
+            "retry_back_off": {"base_interval": "0.005s"},
+        });
+    }
+    let filters = [subset_hint(), ext_proc(failure)];
+    let mut listeners = Vec::new();
+    let mut clusters = vec![pods_cluster(pods), picker_cluster(picker)];
+    if matches!(pods, Pods::Retried(_)) {
+        let inner = free_port();
+        listeners.push(listener(outer, &retried(), &[], Some(log)));
+        listeners.push(listener(inner, &route, &filters, None));
+        clusters.push(json!({
+            "name": "inner", "connect_timeout": "1s", "type": "STATIC",
+            "circuit_breakers": {"thresholds": [{"max_retries": 1000}]},
+            "load_assignment": endpoints("inner", &[inner]),
+            "typed_extension_protocol_options": {PROTOCOL: http1_with_trailers()},
+        }));
+    } else {
+        listeners.push(listener(outer, &route, &filters, Some(log)));
+    }
     json!({
         "admin": {"address": address(admin)},
-        "static_resources": {
-            "listeners": [{
-                "name": "in", "address": address(listener),
-                "filter_chains": [{"filters": [{
-                    "name": "envoy.filters.network.http_connection_manager",
-                    "typed_config": manager,
-                }]}],
-            }],
-            "clusters": [pods_cluster(pods), picker_cluster(picker)],
-        },
+        "static_resources": {"listeners": listeners, "clusters": clusters},
     })
 }
 

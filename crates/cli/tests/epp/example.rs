@@ -51,7 +51,7 @@ fn the_example_answers_the_second_of_two_equal_prompts_from_a_cache() {
     }
     let engines = Engines::start(&["--model", "m", "--engines", "2"]);
     let [a, b] = &engines.engines[..] else { panic!("not two engines") };
-    let [picker_port, clients] = [free_port(), free_port()].map(|port| port.to_string());
+    let [picker_port, clients, picked] = [(); 3].map(|()| free_port().to_string());
     let picker = with_ports(
         "wornpath.yaml",
         &[
@@ -71,6 +71,7 @@ fn the_example_answers_the_second_of_two_equal_prompts_from_a_cache() {
         "envoy.yaml",
         &[
             ("10000", &clients),
+            ("10001", &picked),
             ("9002", &picker_port),
             ("8001", port(&a.http)),
             ("8002", port(&b.http)),

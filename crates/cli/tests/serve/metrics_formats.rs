@@ -127,3 +127,49 @@ fn the_page_has_times_and_tokens_by_model_and_tenant_and_the_process() {
     let refused = "profile=\"\",model=\"\",tenant=\"\",status=\"401\",end=\"refused\"";
     assert_eq!(gateway.metric(&format!("wornpath_traffic_requests_total{{{refused}}}")), 1.0);
 }
+
+/// The query of the page on autoscaling, on counters that grow by known amounts.
+#[test]
+fn the_documented_query_gives_the_hit_rate_that_leaves_with_each_pod() {
+    let page_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/autoscaling.md");
+    let docs = fs::read_to_string(page_path).unwrap();
+    let query = docs.split("```\n").find(|block| block.starts_with("sum by (pod)")).unwrap().trim();
+    // Amounts a minute whose quotients are exact in binary.
+    let series = |name: &str, pod: &str, a_minute: u32| {
+        let labels = format!("profile=\"cache-aware\",pod=\"{pod}\"");
+        json!({"series": format!("{name}{{{labels}}}"), "values": format!("0+{a_minute}x30")})
+    };
+    let [told, unique] =
+        ["wornpath_prompt_tokens_told_total", "wornpath_cached_tokens_unique_total"];
+    let sample =
+        |pod: &str, value: f64| json!({"labels": format!("{{pod=\"{pod}\"}}"), "value": value});
+    let tests = json!({
+        "rule_files": [],
+        "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [
+                series(told, "a", 32_000), series(told, "b", 32_000),
+                series(unique, "a", 16_000), series(unique, "b", 8_000),
+            ],
+            "promql_expr_test": [{
+                "expr": query, "eval_time": "20m",
+                "exp_samples": [sample("a", 0.25), sample("b", 0.125)],
+            }],
+        }],
+    });
+    let folder = folder("metrics_documented_query");
+    fs::write(folder.join("tests.yml"), tests.to_string()).unwrap();
+    if let Some(Err(why)) = promtool(&["test", "rules", "tests.yml"], &folder, "") {
+        panic!("{why}\n{query}");
+    }
+    let engines = Engines::start(&["--model", "m"]);
+    let collector = Collector::start();
+    let gateway = with_traffic("metrics_query", &engines, &collector);
+    let (_, text) = page(&gateway.address, "text/plain;version=0.0.4");
+    for name in [told, unique] {
+        assert!(query.contains(name), "{query}");
+        let has_pod = |line: &str| line.starts_with(&format!("{name}{{")) && line.contains("pod=");
+        assert!(text.lines().any(has_pod), "no {name} by pod\n{text}");
+    }
+}

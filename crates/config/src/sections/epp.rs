@@ -18,6 +18,7 @@ pub(crate) const EPP: &[Parameter] = &[
     Parameter::with_default("destinations", Takes::OneOf(&["list", "one"]), "list", "`list`: answers name the chosen pod and its fallbacks, in the order of retries. `one`: only the chosen pod, for data planes that read a single address, such as Envoy's `ORIGINAL_DST` clusters."),
     Parameter::with_default("objectives", Takes::Texts, "[]", "Objectives that requests may name in `x-llm-d-inference-objective`, as `name=priority`, with priorities from 0 to 7; those without a tenant get that priority in the wait queue. Online requests have 4."),
     Parameter::with_default("scores", Takes::Flag, "false", "Whether answers carry the score of every candidate, in the metadata `x-gateway-destination-endpoint-scores`, in milliseconds or points as the profile scores them; more is better. Every decision is explained then, which costs some microseconds."),
+    Parameter::with_default("hold_head", Takes::Flag, "false", "Answers the head of a response only with the first byte of its body, in the mode `FULL_DUPLEX_STREAMED`. If the pod dies in between, the data plane has sent nothing yet and answers 502, which a listener in front of it may retry."),
     Parameter::with_default("test_hooks", Takes::Flag, "false", "Obeys the headers of the Gateway API Inference Extension's conformance tests: `test-epp-endpoint-selection` of a request names the pods that may serve it, and responses say which pod was selected and which served. Any client can choose its pod then; only for tests."),
 ];
 
@@ -62,6 +63,7 @@ pub(crate) fn epp(
         destinations,
         objectives,
         sends_scores: section.or("scores", false),
+        holds_head: section.or("hold_head", false),
         has_test_hooks: section.or("test_hooks", false),
     };
     Some((settings, tls))

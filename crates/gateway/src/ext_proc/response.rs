@@ -107,6 +107,7 @@ pub(super) async fn follow(
     });
     let mut is_computing = true;
     let mut has_head = false;
+    let mut held_head = None;
     loop {
         let message = tokio::select! {
             biased;
@@ -123,12 +124,19 @@ pub(super) async fn follow(
             }
             return Ok(());
         };
+        if let Some(Request::ResponseBody(_) | Request::ResponseTrailers(_)) = &message.request {
+            held_head.take().into_iter().for_each(|answer| outbox.push(answer));
+        }
         match message.request {
             Some(Request::ResponseHeaders(head)) => {
                 has_head = true;
                 let metadata = message.metadata_context.as_ref();
-                let changes = sent.headed(&head, metadata, &mut filter);
-                outbox.push(messages::response_head(changes));
+                let answer = messages::response_head(sent.headed(&head, metadata, &mut filter));
+                if !head.end_of_stream && sent.holds_head(mode) {
+                    held_head = Some(answer);
+                } else {
+                    outbox.push(answer);
+                }
                 if head.end_of_stream || mode == BodySendMode::None {
                     sent.account.end(RequestEnd::Whole);
                 }
@@ -188,6 +196,14 @@ impl SentRequest {
         let mut changes = self.revealed();
         self.show_to_tests(served, &mut changes);
         changes
+    }
+
+    /// Whether the head goes back with the first byte of the body. In the other modes the data plane
+    /// sends the body only after the head has gone back.
+    fn holds_head(&self, mode: BodySendMode) -> bool {
+        let settings = self.worker.gateway().settings();
+        mode == BodySendMode::FullDuplexStreamed
+            && settings.epp.as_ref().is_some_and(|epp| epp.holds_head)
     }
 
     /// Names the pod that was selected and the one that served, for conformance tests.

@@ -56,6 +56,28 @@ async fn a_response_that_only_the_data_plane_can_have_sent_makes_its_pod_a_suspe
     }
 }
 
+/// The data plane has sent nothing to its client while it has no answer to the head.
+#[tokio::test(start_paused = true)]
+async fn a_held_head_is_answered_with_the_first_part_of_the_body() {
+    const HOLDS: &str = "listen: {epp: {address: \"127.0.0.1:9002\", hold_head: true}}\n\
+                         pods: [{url: \"http://192.168.1.1:8000\", model: m}]\n";
+    let bench = Bench::of_text(HOLDS);
+    let head = |is_last| response_head(&[(":status", "200")], is_last);
+    for then in [response_body(b"{}", true), Request::ResponseTrailers(trailers())] {
+        let mut asked = bench.ask(&[], &prompt("x")).await;
+        let Response::RequestBody(_) = asked.stream.answer().await else { panic!("no body") };
+        asked.stream.send(head(false), None).await;
+        let answered = tokio::time::timeout(Duration::from_secs(60), asked.stream.next()).await;
+        assert!(answered.is_err(), "{answered:?}");
+        asked.stream.send(then, None).await;
+        assert!(matches!(asked.stream.answer().await, Response::ResponseHeaders(_)));
+    }
+    let mut asked = bench.ask(&[], &prompt("x")).await;
+    let Response::RequestBody(_) = asked.stream.answer().await else { panic!("no body") };
+    asked.stream.send(head(true), None).await;
+    assert!(matches!(asked.stream.answer().await, Response::ResponseHeaders(_)), "no body comes");
+}
+
 /// What was predicted for the chosen pod says nothing about the one that served.
 #[tokio::test]
 async fn the_prediction_of_a_request_is_that_of_the_pod_that_served_it() {
