@@ -25,6 +25,7 @@ mod secret;
 mod section;
 mod sections;
 mod settings;
+mod tenant;
 pub mod tls;
 mod tokenizers;
 mod watch;
@@ -53,7 +54,8 @@ pub use settings::{
     Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
     Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
     OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, ShadowSettings,
-    StreamUsage, TelemetrySettings, TenantSettings,
+    StreamUsage, TelemetrySettings,
 };
+pub use tenant::{ExpiringKey, TenantSettings};
 pub use tokenizers::{TokenizerConfigError, Tokenizers};
 pub use watch::{FileState, FileWatch};

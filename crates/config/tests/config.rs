@@ -96,6 +96,7 @@ fn no_key_takes_a_secret() {
         "listen: {admin: {address: \"127.0.0.1:8081\", token_digest: hunter2}}",
         "listen: {admin: {address: \"127.0.0.1:8081\", token: hunter2}}",
         "tenants: [{name: a, key_digest: hunter2}]",
+        "tenants: [{name: a, further_digests: [\"hunter2 until 2026-12-31T00:00:00Z\"]}]",
         "tenants: [{name: a, key: hunter2}]",
         "isolation: {secret: hunter2}",
         "event_sources: [{name: a, kind: nats, url: \"nats://me:hunter2@a:4222\"}]",

@@ -75,6 +75,25 @@ impl Acceptor {
             tokio::time::sleep(self.backoff.failed()).await;
         }
     }
+
+    /// Closes the listener. The connections that the system had accepted by then, which would be
+    /// reset otherwise. None if the listener is shared.
+    #[must_use]
+    pub fn into_pending(self) -> Vec<TcpStream> {
+        let Some(Ok(listener)) = Arc::into_inner(self.listener).map(TcpListener::into_std) else {
+            return Vec::new();
+        };
+        let mut pending = Vec::new();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => pending.extend(
+                    stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)),
+                ),
+                Err(error) if is_of_one_client(&error) => {}
+                Err(_) => return pending,
+            }
+        }
+    }
 }
 
 /// Whether only the client that connected is concerned; the next accept may succeed at once.
@@ -279,6 +298,25 @@ mod tests {
     use tokio::io::AsyncReadExt;
     use tokio::sync::mpsc;
     use tokio::time::Instant;
+
+    #[tokio::test]
+    async fn a_listener_that_closes_gives_the_connections_that_it_had_not_taken() {
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let address = listener.local_addr().unwrap();
+        let mut acceptor = Acceptor::new(listener, "test");
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            clients.push(TcpStream::connect(address).await.unwrap());
+        }
+        let first = acceptor.accept().await;
+        let pending = acceptor.into_pending();
+        let taken = [&first].into_iter().chain(&pending);
+        let taken: Vec<_> = taken.map(|it| it.peer_addr().unwrap()).collect();
+        let opened: Vec<_> = clients.iter().map(|it| it.local_addr().unwrap()).collect();
+        assert_eq!(taken, opened);
+        let refused = TcpStream::connect(address).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
 
     #[test]
     fn failed_accepts_are_retried_after_growing_delays() {

@@ -62,9 +62,12 @@ pub(super) fn set(keys: &[GivenKey], tenants: &mut Vec<TenantSettings>) -> anyho
         let plain = TenantSettings {
             name,
             key,
+            further_keys: Vec::new(),
             priority: Priority::NORMAL,
             weight: 1,
             quota: None,
+            requests_per_minute: None,
+            tokens_per_minute: None,
             engine_priority: None,
         };
         let listed = tenants.iter().find(|tenant| tenant.name == plain.name);
@@ -73,7 +76,7 @@ pub(super) fn set(keys: &[GivenKey], tenants: &mut Vec<TenantSettings>) -> anyho
     tenants.retain(|tenant| given.iter().all(|new| new.name != tenant.name));
     for (GivenKey { from, .. }, new) in keys.iter().zip(given) {
         ensure!(
-            tenants.iter().all(|tenant| tenant.key != new.key),
+            tenants.iter().all(|tenant| tenant.key_of(&new.key).is_none()),
             "{from} is the key of another tenant; give each tenant its own key"
         );
         tenants.push(new);

@@ -1,6 +1,6 @@
 //! Answers to clients while no engine fails.
 
-use crate::support::engines::{Engines, Exchange};
+use crate::support::engines::{Engines, Exchange, Response};
 use crate::support::gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -202,6 +202,65 @@ fn a_client_that_does_not_read_its_answer_is_cut_off_and_frees_its_pod() {
 }
 
 #[test]
+fn a_key_that_is_replaced_works_until_its_time() {
+    let engines = Engines::start(&["--model", "m"]);
+    // The digests of `a`, `b` and `c`.
+    let text = |at: &str| {
+        format!(
+            "pods: [{{url: \"http://{at}\", model: m}}]\ntenants:\n  - name: t\n    \
+             key_digest: \"sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\"\n    \
+             further_digests:\n      \
+             - \"sha256:3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d until 2100-01-01T00:00:00Z\"\n      \
+             - \"sha256:2e7d2c03a9507ae265ecf5b5356885a53393a2029d241394997265a1a25aefc6 until 2020-01-01T00:00:00+01:00\"\n"
+        )
+    };
+    let gateway = Gateway::configured("answers_keys", &text(&engines.engines[0].http), 1);
+    let body = json!({"model": "m", "prompt": "hi", "max_tokens": 2});
+    let ask = |key: &str| {
+        let key = format!("Bearer {key}");
+        let headers = [("authorization", key.as_str())];
+        Exchange::open_with(&gateway.address, "/v1/completions", &headers, &body).finish().unwrap()
+    };
+    assert_eq!([ask("a").status, ask("b").status], [200, 200]);
+    let expired = ask("c");
+    assert_eq!(expired.status, 401);
+    assert!(expired.text.contains("expired API key"), "{}", expired.text);
+    assert!(ask("d").text.contains("invalid API key"));
+}
+
+#[test]
+fn a_tenant_over_its_rate_is_told_when_to_come_back() {
+    let engines = Engines::start(&["--model", "m"]);
+    // The digests of `a` and `b`.
+    let text = format!(
+        "pods: [{{url: \"http://{}\", model: m}}]\ntenants:\n  \
+         - {{name: a, requests_per_minute: 3, key_digest: \"sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\"}}\n  \
+         - {{name: b, tokens_per_minute: 600, key_digest: \"sha256:3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\"}}\n",
+        engines.engines[0].http
+    );
+    let gateway = Gateway::configured("answers_rates", &text, 1);
+    let ask = |key: &str, words: usize| {
+        let body = json!({"model": "m", "prompt": "hi ".repeat(words), "max_tokens": 2});
+        let key = format!("Bearer {key}");
+        let headers = [("authorization", key.as_str())];
+        Exchange::open_with(&gateway.address, "/v1/completions", &headers, &body).finish().unwrap()
+    };
+    let after = |answer: &Response| answer.header("retry-after").unwrap().parse::<u64>().unwrap();
+    for _ in 0..3 {
+        assert_eq!(ask("a", 1).status, 200);
+    }
+    let refused = ask("a", 1);
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(refused.text.contains("3 requests a minute"), "{}", refused.text);
+    assert!((1..=20).contains(&after(&refused)), "{}", refused.head);
+    // The engine counts a token a byte: 3,000 of 600.
+    assert_eq!(ask("b", 1000).status, 200);
+    let refused = ask("b", 1);
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!((200..=241).contains(&after(&refused)), "{}", refused.head);
+}
+
+#[test]
 fn tenants_need_their_key_and_never_share_a_prediction() {
     let engines = Engines::start(&["--engines", "2"]);
     let keys = [
@@ -324,4 +383,63 @@ fn sigterm_drains_requests_in_flight_and_refuses_new_ones() {
     eventually("it ended", || gateway.child.try_wait().unwrap().is_some());
     assert!(gateway.child.wait().unwrap().success());
     assert!(std::net::TcpStream::connect(&gateway.address).is_err());
+}
+
+#[test]
+fn a_stream_that_takes_longer_than_the_drain_ends_with_an_error_event() {
+    let engines = Engines::start_at("1", &["--answer-tokens", "2000"]);
+    let mut gateway = Gateway::in_front_of(&engines, &["--lame-duck", "0", "--grace", "0.5"]);
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let mut stream = gateway.open("/v1/chat/completions", &chat);
+    stream.read_past("data: ");
+    let not_streamed = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let waiting = gateway.open("/v1/chat/completions", &not_streamed);
+    gateway.signal("-TERM");
+    let rest = stream.read_past("before the stream was complete");
+    let last = &rest[rest.find("event: error\ndata: {").expect("an error event")..];
+    assert!(last.contains("\"shutting_down\""), "{last}");
+    assert!(!rest.contains("[DONE]"));
+    let refused = waiting.finish().unwrap();
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert!(refused.text.contains("shutting down"), "{}", refused.text);
+    assert!(gateway.child.wait().unwrap().success());
+}
+
+/// Each client opens a connection for each request, all the time.
+#[test]
+fn sigterm_resets_no_connection() {
+    use std::io::{ErrorKind, Read, Write};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    const REQUEST: &[u8] = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    // None if the listener is closed.
+    let ask = |address: &str| -> Option<std::io::Result<String>> {
+        let mut stream = match std::net::TcpStream::connect(address) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
+            connected => connected.unwrap(),
+        };
+        let mut answer = String::new();
+        let read = stream.write_all(REQUEST).and_then(|()| stream.read_to_string(&mut answer));
+        Some(read.map(|_| answer))
+    };
+    let engines = Engines::start(&[]);
+    let answered = AtomicUsize::new(0);
+    for _ in 0..3 {
+        let mut gateway = Gateway::in_front_of(&engines, &["--lame-duck", "0"]);
+        let address = gateway.address.clone();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    while let Some(answer) = ask(&address) {
+                        let answer = answer.unwrap_or_else(|error| panic!("{error}"));
+                        assert!(answer.starts_with("HTTP/1.1 200"), "{answer:?}");
+                        answered.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            let before = answered.load(Relaxed);
+            eventually("clients are answered", || answered.load(Relaxed) > before + 200);
+            gateway.signal("-TERM");
+        });
+        assert!(gateway.child.wait().unwrap().success());
+    }
 }

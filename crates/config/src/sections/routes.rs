@@ -9,7 +9,8 @@ use crate::builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_pr
 use crate::diagnostics::Diagnostics;
 use crate::pod::PodConfig;
 use crate::section::{Section, maps};
-use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
+use crate::settings::{NamedProfile, RouteSettings, Settings};
+use crate::tenant::TenantSettings;
 
 #[rustfmt::skip]
 pub(crate) const ROUTE: &[Parameter] = &[

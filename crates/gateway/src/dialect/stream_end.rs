@@ -81,7 +81,18 @@ pub(crate) fn lost_event(api: Api, cause: &CallError, why: Option<&str>, number:
         message.push_str("; not continued on another pod: ");
         message.push_str(why);
     }
-    let body = api.dialect().error_event(LOST, &message, number);
+    error_event(api, LOST, &message, number)
+}
+
+/// The error event of a stream that the router ends because it shuts down.
+pub(crate) fn shutdown_event(api: Api, number: u64) -> String {
+    const MESSAGE: &str =
+        "the router shut down before the stream was complete; send the request again";
+    error_event(api, "shutting_down", MESSAGE, number)
+}
+
+fn error_event(api: Api, kind: &str, message: &str, number: u64) -> String {
+    let body = api.dialect().error_event(kind, message, number);
     format!("event: error\ndata: {body}\n\n")
 }
 

@@ -21,9 +21,12 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
-use wornpath_routing::Health;
+use std::task::Poll;
+use wornpath_routing::{Health, Rejection};
 
 /// The prefix of the path that names one model.
 const MODEL_PATH: &str = "/v1/models/";
@@ -42,7 +45,10 @@ pub(crate) async fn respond(
     let id = headers::request_id(request.headers(), || worker.random());
     let mut response = match respond_locally(&worker, request, address).await {
         Ok(response) => response,
-        Err(request) => Box::pin(handle(&worker, request, &id, address)).await,
+        Err(request) => {
+            let handled = Box::pin(handle(&worker, request, &id, address));
+            unless_cut(&worker, handled).await
+        }
     };
     let headers = response.headers_mut();
     headers.insert(headers::REQUEST_ID, id);
@@ -51,6 +57,22 @@ pub(crate) async fn respond(
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+/// A response, or 503 once the drain does not wait for it any longer.
+async fn unless_cut(
+    worker: &Worker,
+    mut response: impl Future<Output = Response<ClientReply>> + Unpin,
+) -> Response<ClientReply> {
+    let cut = || {
+        let rejection = Rejection::shutting_down();
+        ErrorResponse::from(rejection).response(Api::OTHER)
+    };
+    poll_fn(|context| match Pin::new(&mut response).poll(context) {
+        Poll::Pending if worker.gateway.is_cut() => Poll::Ready(cut()),
+        polled => polled,
+    })
+    .await
 }
 
 /// The response to a request that needs no engine; otherwise the request itself, as the error.

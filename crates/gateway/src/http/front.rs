@@ -27,6 +27,8 @@ pub(super) enum Phase {
     Serving,
     /// Each connection closes after the request in flight on it.
     Draining,
+    /// What is in flight ends with an error.
+    Cut,
     /// Workers stop, whatever is in flight.
     Stopped,
 }

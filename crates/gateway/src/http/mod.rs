@@ -1,5 +1,6 @@
 //! The server: how it starts, accepts connections, routes requests, drains and shuts down.
 
+mod accept;
 pub(crate) mod dispatch;
 pub mod export;
 mod front;

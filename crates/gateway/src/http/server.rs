@@ -9,16 +9,17 @@
 use crate::fleet::checkpoint;
 use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
+use crate::http::accept::{ClientListener, WorkerInbox};
 use crate::http::dispatch::respond;
 use crate::http::front::{Accepted, Front, Phase};
 #[cfg(feature = "grpc")]
 use crate::http::grpc;
-use crate::listener::{Acceptor, set_user_timeout};
+use crate::listener::Acceptor;
 use crate::proxy::gateway::Gateway;
 use crate::proxy::worker::Worker;
 use crate::watchdog::TaskName;
 use crate::watchdog::Watchdog;
-use crate::watchdog::heartbeat::{Heartbeat, named};
+use crate::watchdog::heartbeat::named;
 use crate::watchdog::shutdown::{Shutdown, listen};
 use crate::watchdog::supervise;
 use crate::watchdog::systemd::ServiceManager;
@@ -29,18 +30,18 @@ use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use wornpath_config::{GatewayLimits, Settings};
 use wornpath_events::{EventPods, run_timers};
-use wornpath_execution::{limit_idle_connections, run_coarse_timer};
+use wornpath_execution::run_coarse_timer;
 
 /// Why a gateway cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,13 @@ pub enum ServeError {
 
 /// Blocking threads beyond the two per worker that tokenizing needs: batch files, metrics pages.
 const EXTRA_BLOCKING_THREADS: usize = 16;
+
+/// How long a connection without a request is kept open when the drain begins: it was opened a
+/// moment ago, or its request is on the way.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
+
+/// Time for clients to read the errors that end their requests after the drain.
+const CUT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const CONNECTION: TaskName = TaskName::new("client connection");
 
@@ -212,11 +220,15 @@ async fn accept_until_shutdown(
     };
     supervise(&Handle::current(), "wait queue poller", &supervisor, run_poller);
     let inboxes: Arc<[WorkerInbox]> = inboxes.into();
-    let accepting = listeners.into_iter().map(|(front, listener)| {
-        let accept = accept(front, listener, Arc::clone(&inboxes), Arc::clone(gateway));
-        tokio::spawn(named("accept connections", accept))
-    });
-    let accepting: Vec<_> = accepting.collect();
+    let (close, closing) = watch::channel(false);
+    let mut accepting = JoinSet::new();
+    for (front, listener) in listeners {
+        let acceptor = Acceptor::new(Arc::new(listener), front.name());
+        let inboxes = Arc::clone(&inboxes);
+        let gateway = Arc::clone(gateway);
+        let listener = ClientListener { front, inboxes, next: 0, gateway };
+        accepting.spawn(named("accept connections", listener.accept(acceptor, closing.clone())));
+    }
     let mut signals = shutdown.signals();
     // It never fails: `shutdown` holds the sender.
     let _ = signals.wait_for(|count| *count >= 1).await;
@@ -229,13 +241,12 @@ async fn accept_until_shutdown(
         () = tokio::time::sleep(drain.lame_duck) => false,
         _ = &mut second_signal => true,
     };
-    accepting.iter().for_each(JoinHandle::abort);
-    // It fails only if all workers have stopped.
+    // These fail only if all listeners or workers have stopped.
+    let _ = close.send(true);
     let _ = phase.send(Phase::Draining);
     let all_closed = async {
-        while gateway.connections() > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        while accepting.join_next().await.is_some() {}
+        while_open(gateway).await;
     };
     let drained = async {
         tokio::select! {
@@ -247,8 +258,12 @@ async fn accept_until_shutdown(
     if !tokio::time::timeout(drain.grace, drained).await.unwrap_or(false) {
         tracing::warn!(
             connections = gateway.connections(),
-            "drain timeout exceeded; closing open connections"
+            "drain timeout exceeded; what is in flight ends with an error"
         );
+        gateway.cut();
+        let _ = phase.send(Phase::Cut);
+        // Only errors are left to write.
+        let _ = tokio::time::timeout(CUT_TIMEOUT, while_open(gateway)).await;
     }
     let _ = phase.send(Phase::Stopped);
     // Writing a large checkpoint takes longer than the heartbeat timeout.
@@ -258,109 +273,10 @@ async fn accept_until_shutdown(
     }
 }
 
-/// How the file descriptors of the process are shared. A client's request needs a connection to a
-/// pod, so clients get no more than pods; the rest is for what is open already, for idle connections
-/// to pods, and for probes, event sources and files.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct DescriptorShares {
-    /// Connections of clients.
-    clients: usize,
-    /// Idle connections to pods.
-    idle: usize,
-}
-
-impl DescriptorShares {
-    /// Descriptors for what is opened for a moment, such as probes.
-    const SPARE: usize = 8;
-
-    const fn new(open_files: usize, in_use: usize) -> Self {
-        let idle = open_files / 8;
-        let needed = in_use + idle + Self::SPARE;
-        let quarter = open_files / 4;
-        let reserve = if needed > quarter { needed } else { quarter };
-        let clients = open_files.saturating_sub(reserve) / 2;
-        Self { clients: if clients == 0 { 1 } else { clients }, idle }
-    }
-
-    /// By the soft limit of the process on open files.
-    fn of_process() -> Self {
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let files = files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
-        let in_use = std::fs::read_dir("/dev/fd").map_or(64, Iterator::count);
-        Self::new(files, in_use)
-    }
-}
-
-/// The sending end of a worker's connection queue.
-struct WorkerInbox {
-    connections: mpsc::Sender<Accepted>,
-    heartbeat: Arc<Heartbeat>,
-}
-
-/// Assigns a connection to the next worker, round robin, that is not stuck and whose inbox is not
-/// full. If there is none, waits for the first that is only full; if all are stuck, for the next.
-/// False if that worker has stopped.
-async fn assign(inboxes: &[WorkerInbox], next: &mut usize, mut stream: Accepted) -> bool {
-    let first = *next;
-    let mut first_full = None;
-    *next = (first + 1) % inboxes.len();
-    for at in (0..inboxes.len()).map(|more| (first + more) % inboxes.len()) {
-        if inboxes[at].heartbeat.is_stuck() {
-            continue;
-        }
-        stream = match inboxes[at].connections.try_send(stream) {
-            Ok(()) => {
-                *next = (at + 1) % inboxes.len();
-                return true;
-            }
-            Err(TrySendError::Full(stream) | TrySendError::Closed(stream)) => stream,
-        };
-        first_full.get_or_insert(at);
-    }
-    inboxes[first_full.unwrap_or(first)].connections.send(stream).await.is_ok()
-}
-
-async fn accept(
-    front: Front,
-    listener: TcpListener,
-    inboxes: Arc<[WorkerInbox]>,
-    gateway: Arc<Gateway>,
-) {
-    let shares = DescriptorShares::of_process();
-    limit_idle_connections(shares.idle);
-    let configured = gateway.settings().limits.connections;
-    if shares.clients < configured {
-        tracing::warn!(
-            configured,
-            allowed = shares.clients,
-            "the open-file limit allows fewer client connections than `limits.connections`; raise \
-             it (`ulimit -n`, `LimitNOFILE`)"
-        );
-    }
-    let mut acceptor = Acceptor::new(Arc::new(listener), front.name());
-    let mut next = 0;
-    loop {
-        while gateway.connections() >= gateway.settings().limits.connections.min(shares.clients) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        let stream = acceptor.accept().await;
-        #[cfg(debug_assertions)]
-        crate::fault::stick_accept();
-        let user_timeout = gateway.settings().timeouts.between_bytes;
-        if stream.set_nodelay(true).is_err() {
-            continue;
-        }
-        if let Err(error) = set_user_timeout(&stream, user_timeout) {
-            tracing::debug!(%error, "cannot set the TCP user timeout");
-        }
-        gateway.connection_count().fetch_add(1, Relaxed);
-        let is_assigned = match stream.into_std() {
-            Ok(stream) => assign(&inboxes, &mut next, Accepted { front, stream }).await,
-            Err(_) => false,
-        };
-        if !is_assigned {
-            gateway.connection_count().fetch_sub(1, Relaxed);
-        }
+/// Waits while clients are connected.
+async fn while_open(gateway: &Gateway) {
+    while gateway.connections() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
@@ -444,7 +360,11 @@ async fn serve_connection(
         return grpc::serve_connection(stream, worker, *address, phases).await;
     }
     let CountedConnection { worker, address } = &counted;
-    let service = service_fn(|request| respond(Arc::clone(worker), request, *address));
+    let has_request = AtomicBool::new(false);
+    let service = service_fn(|request| {
+        has_request.store(true, Relaxed);
+        respond(Arc::clone(worker), request, *address)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time)
@@ -456,6 +376,7 @@ async fn serve_connection(
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let phase_changes = phases.clone();
+    let mut cuts = phases.clone();
     let draining = async { phases.wait_for(|phase| *phase >= Phase::Draining).await.is_ok() };
     let mut draining = pin!(draining);
     let mut registered: Option<Waker> = None;
@@ -476,7 +397,22 @@ async fn serve_connection(
             biased;
             _ended = connection.as_mut() => {}
             _ = draining.as_mut() => {
+                let is_cut = |phase: &Phase| *phase >= Phase::Cut;
+                if !has_request.load(Relaxed) {
+                    tokio::select! {
+                        biased;
+                        _ended = connection.as_mut() => return,
+                        _ = cuts.wait_for(is_cut) => {}
+                        () = tokio::time::sleep(FIRST_REQUEST) => {}
+                    }
+                }
                 connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    biased;
+                    _ended = connection.as_mut() => return,
+                    _ = cuts.wait_for(is_cut) => {}
+                }
+                // What is in flight ends with an error when it is polled.
                 let _ended = connection.await;
             }
         }
@@ -488,60 +424,4 @@ async fn serve_connection(
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::watchdog::heartbeat::Threads;
-
-    #[test]
-    fn clients_get_no_more_descriptors_than_the_pods_that_answer_them() {
-        for (open_files, in_use, clients) in [(128, 30, 37), (1024, 30, 384), (64, 60, 1)] {
-            let shares = DescriptorShares::new(open_files, in_use);
-            assert_eq!(shares.clients, clients, "{open_files}");
-            let all = 2 * clients + shares.idle + in_use;
-            assert!(all <= open_files || clients == 1, "{open_files}: {all}");
-        }
-    }
-
-    #[tokio::test]
-    async fn connections_are_assigned_round_robin_but_not_to_stuck_or_full_workers() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = || Accepted {
-            front: Front::Client,
-            stream: std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
-        };
-        let threads = Threads::default();
-        let mut next = 0;
-        let (inboxes, mut workers): (Vec<_>, Vec<_>) = (0..3)
-            .map(|number| {
-                let (connections, worker) = mpsc::channel(2);
-                let heartbeat = threads.add(&format!("worker-{number}"));
-                (WorkerInbox { connections, heartbeat }, worker)
-            })
-            .unzip();
-        let mut assign_many = async |inboxes: &[WorkerInbox], count| {
-            for _ in 0..count {
-                assert!(assign(inboxes, &mut next, stream()).await);
-            }
-        };
-        assign_many(&inboxes, 3).await;
-        let queued = |workers: &[mpsc::Receiver<_>]| -> Vec<_> {
-            workers.iter().map(mpsc::Receiver::len).collect()
-        };
-        assert_eq!(queued(&workers), [1, 1, 1]);
-        inboxes[1].heartbeat.set_stuck(true);
-        assign_many(&inboxes, 2).await;
-        assert_eq!(queued(&workers), [2, 1, 2]);
-        workers[2].recv().await.unwrap();
-        assign_many(&inboxes, 1).await;
-        assert_eq!(queued(&workers), [2, 1, 2], "the first worker's inbox was full");
-        inboxes[1].heartbeat.set_stuck(false);
-        assign_many(&inboxes, 1).await;
-        assert_eq!(queued(&workers), [2, 2, 2]);
-        // All inboxes are full: it waits for the next worker.
-        let (assigned, _) = tokio::join!(assign_many(&inboxes, 1), workers[2].recv());
-        assert_eq!((assigned, queued(&workers)), ((), vec![2, 2, 2]));
-    }
 }

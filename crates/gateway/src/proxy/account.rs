@@ -9,7 +9,7 @@ use crate::fleet::snapshot::FleetSnapshot;
 use crate::observe::request_trace::ContinuationTrace;
 use crate::observe::summary::{BestPod, Computed, RequestEnd, RequestSummary, Speculative};
 use crate::proxy::continuation::reason::Moved;
-use crate::proxy::gateway::QuotaPermit;
+use crate::proxy::quota::QuotaPermit;
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use bytes::Bytes;
@@ -263,6 +263,14 @@ impl ResponseAccount {
         self.end(RequestEnd::Broken);
     }
 
+    /// The router shuts down before the response is complete; the pod is not at fault.
+    pub(crate) fn cut(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.summary.reason = Some("the router shut down".into());
+        }
+        self.end(RequestEnd::Broken);
+    }
+
     /// The pod broke the stream, and another one is decided: its load is given back.
     pub(crate) fn pod_lost(&mut self, error: &CallError) {
         let Some(open) = &mut self.open else { return };
@@ -338,7 +346,11 @@ impl ResponseAccount {
         }
         // Released before the poll, so that a queued request can use the capacity.
         drop((step, prefill));
-        drop(permit);
+        if let Some(mut permit) = permit
+            && summary.status < 400
+        {
+            permit.settle(&summary.usage);
+        }
         worker.gateway.wait_queue.poll(&*worker);
         // Events may have confirmed the prediction since.
         summary.speculative.take_if(|prefix| worker.is_confirmed(prefix));

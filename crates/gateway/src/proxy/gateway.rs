@@ -15,6 +15,7 @@ use crate::proxy::body_budget::BodyBudget;
 use crate::proxy::continuation::reason::Continuations;
 use crate::proxy::low_priority_pool::LowPriorityPool;
 use crate::proxy::model_waits::ModelWaits;
+use crate::proxy::quota::Quotas;
 use crate::proxy::shadow::{Comparison, Shadow};
 use crate::proxy::wait_queue::WaitQueues;
 use crate::routes::RouteTable;
@@ -23,7 +24,6 @@ use std::array;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
@@ -66,6 +66,7 @@ pub struct Gateway {
     threads: Arc<Threads>,
     seed: u64,
     is_draining: AtomicBool,
+    is_cut: AtomicBool,
     connections: AtomicUsize,
     observers: OnceLock<Vec<Arc<dyn SummaryObserver>>>,
     metrics: OnceLock<Arc<Metrics>>,
@@ -111,6 +112,7 @@ impl Gateway {
             pods: Arc::new(PodRegistry::new(settings, background, clock)?),
             seed,
             is_draining: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             observers: OnceLock::new(),
             metrics: OnceLock::new(),
@@ -292,6 +294,16 @@ impl Gateway {
         self.is_draining.store(true, Relaxed);
     }
 
+    /// Ends what is in flight with an error, when it is polled next.
+    pub(crate) fn cut(&self) {
+        self.is_cut.store(true, Relaxed);
+    }
+
+    /// Whether the drain took too long: what is in flight ends with an error.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.load(Relaxed)
+    }
+
     pub(crate) const fn connection_count(&self) -> &AtomicUsize {
         &self.connections
     }
@@ -359,32 +371,6 @@ impl TenantBudgets {
     }
 }
 
-/// Requests in flight by tenant. Only tenants with a quota are counted, so there are as many as are
-/// configured; a count outlives a reload.
-#[derive(Debug, Default)]
-pub(crate) struct Quotas(Mutex<HashMap<Name, Arc<AtomicU32>>>);
-
-/// One request of a tenant; dropping it frees its place in the quota.
-#[derive(Debug)]
-pub(crate) struct QuotaPermit(Arc<AtomicU32>);
-
-impl Quotas {
-    /// A permit, if the tenant has fewer than `quota`.
-    pub(crate) fn acquire(&self, tenant: &Name, quota: u32) -> Option<QuotaPermit> {
-        let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = tenants.entry(tenant.clone()).or_default();
-        let next = |count: u32| (count < quota).then_some(count + 1);
-        count.fetch_update(Relaxed, Relaxed, next).ok()?;
-        Some(QuotaPermit(Arc::clone(count)))
-    }
-}
-
-impl Drop for QuotaPermit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -399,17 +385,5 @@ mod tests {
             });
             assert_eq!(drawn.collect::<HashSet<_>>().len(), 6400, "{seed}");
         }
-    }
-
-    #[test]
-    fn a_tenant_has_as_many_permits_as_its_quota_and_takes_none_of_another() {
-        let quotas = Quotas::default();
-        let a = Name::from("a");
-        let b = Name::from("b");
-        let permits = [quotas.acquire(&a, 2).unwrap(), quotas.acquire(&a, 2).unwrap()];
-        assert!(quotas.acquire(&a, 2).is_none() && quotas.acquire(&b, 1).is_some());
-        assert!(quotas.acquire(&a, 3).is_some(), "a raised quota takes effect at once");
-        drop(permits);
-        assert!(quotas.acquire(&a, 2).is_some());
     }
 }

@@ -11,9 +11,10 @@ use crate::observe::request_trace::TraceContext;
 use crate::proxy::body::{self, BodyError, BodyRules, BodySender, ReceivedBody};
 use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
-use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
 use crate::proxy::parse::ParsedBody;
+use crate::proxy::quota::QuotaPermit;
+use crate::proxy::unix_time;
 use crate::proxy::worker::Worker;
 use crate::routes::is_path;
 use bytes::Bytes;
@@ -25,12 +26,12 @@ use hyper::{Method, StatusCode};
 use sha2::{Digest, Sha256};
 use std::fmt::Display;
 use std::net::IpAddr;
-use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
+use wornpath_config::{Credentials, ExpiringKey, KeyDigest, Settings, TenantSettings};
 use wornpath_execution::Edit;
 use wornpath_execution::StepCall;
 use wornpath_execution::splice;
 use wornpath_index::Moment;
-use wornpath_routing::{Name, Rejection};
+use wornpath_routing::Name;
 
 /// A request that passed the checks, as pods get it.
 pub(crate) struct Ingress<'a> {
@@ -215,28 +216,27 @@ pub fn tenant<'a>(
     let digest = KeyDigest(Sha256::digest(key.trim().as_bytes()).into());
     let mut found = None;
     for tenant in &settings.tenants {
-        if digest.is_same(&tenant.key) {
-            found = Some(tenant);
+        if let Some(key) = tenant.key_of(&digest) {
+            found = Some((tenant, key));
         }
     }
-    let unknown = || ErrorResponse::new(StatusCode::UNAUTHORIZED, "invalid API key".to_owned());
-    found.map_or_else(|| Err(unknown()), |tenant| Ok(Some(tenant)))
+    let refused = |why: &str| Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, why.to_owned()));
+    match found {
+        None => refused("invalid API key"),
+        Some((_, ExpiringKey { until: Some(until), .. })) if until <= unix_time() => {
+            refused("expired API key; use the present one")
+        }
+        Some((tenant, _)) => Ok(Some(tenant)),
+    }
 }
 
-/// A permit of the tenant's quota; none if it has no quota.
+/// A permit within the tenant's quota and rates; none if it has none.
 fn acquire_quota(
     worker: &Worker,
     tenant: Option<&TenantSettings>,
 ) -> Result<Option<QuotaPermit>, ErrorResponse> {
     let Some(tenant) = tenant else { return Ok(None) };
-    let Some(quota) = tenant.quota else { return Ok(None) };
-    let permit = worker.gateway.quotas.acquire(&tenant.name, quota);
-    permit.map(Some).ok_or_else(|| {
-        let reason = format!(
-            "tenant quota exceeded: {quota} requests in flight (limit {quota}); retry later"
-        );
-        ErrorResponse::from(Rejection::busy(&reason))
-    })
+    Ok(worker.gateway.quotas.acquire(tenant, worker.gateway.now())?)
 }
 
 /// Replaces an alias of the configuration by the name that engines know.

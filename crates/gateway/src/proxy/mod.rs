@@ -43,6 +43,7 @@ pub mod multipart;
 pub mod parse;
 pub(crate) mod pending_summary;
 mod prepare;
+pub(crate) mod quota;
 pub mod relay;
 pub(crate) mod route;
 mod run_plan;

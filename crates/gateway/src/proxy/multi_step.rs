@@ -8,7 +8,7 @@ use crate::observe::request_trace::RequestTrace;
 use crate::proxy::body_budget::BodyReservation;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::{CallPolicy, KvLease, Replanner};
-use crate::proxy::gateway::QuotaPermit;
+use crate::proxy::quota::QuotaPermit;
 use crate::proxy::worker::Worker;
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -4,14 +4,14 @@
 //! is ended by an error event, so that no client takes it for complete.
 
 use crate::dialect::Dialect;
-use crate::dialect::stream_end::{lost_event, next_number};
+use crate::dialect::stream_end::{lost_event, next_number, shutdown_event};
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::account::{ChunkEnds, EndMarker, OpenResponse, ResponseAccount, ResponseFacts};
 use crate::proxy::continuation::KeptRequest;
 use crate::proxy::continuation::reason::NotContinued;
 use crate::proxy::continuation::stream::{KeptStream, Polled, is_stream};
-use crate::proxy::gateway::QuotaPermit;
 use crate::proxy::headers;
+use crate::proxy::quota::QuotaPermit;
 use crate::proxy::stream_usage::UsageFilter;
 use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
@@ -296,10 +296,31 @@ impl Relay {
         }
         self.account.broke(&error);
         let EndMarker::Event(api) = self.end_marker else { return Poll::Ready(Some(Err(error))) };
-        let start = if self.is_between_events { "" } else { "\n\n" };
         let why = why.map(NotContinued::text);
-        let event = lost_event(api, &error, why, self.next_number);
+        self.last_event(&lost_event(api, &error, why, self.next_number))
+    }
+
+    /// An error event, on a line of its own.
+    fn last_event(&self, event: &str) -> PolledFrame {
+        let start = if self.is_between_events { "" } else { "\n\n" };
         Poll::Ready(Some(Ok(Frame::data(format!("{start}{event}").into()))))
+    }
+
+    /// Nothing has come. A stream that the drain does not wait for any longer ends here.
+    fn on_pending(&mut self) -> PolledFrame {
+        if !self.account.open().is_some_and(|open| open.worker.gateway.is_cut()) {
+            return Poll::Pending;
+        }
+        self.source = Source::Engine(EngineBody::empty(), None);
+        if self.account.has_stream_end() {
+            self.account.end(RequestEnd::Whole);
+            return Poll::Ready(None);
+        }
+        self.account.cut();
+        match self.end_marker {
+            EndMarker::Event(api) => self.last_event(&shutdown_event(api, self.next_number)),
+            _ => Poll::Ready(Some(Err(CallError::Unfinished))),
+        }
     }
 }
 
@@ -313,7 +334,9 @@ impl Body for Relay {
             let body = match &mut relay.source {
                 Source::Engine(body, _) => body,
                 Source::Kept(stream) => {
-                    let Poll::Ready(polled) = stream.poll(context) else { return Poll::Pending };
+                    let Poll::Ready(polled) = stream.poll(context) else {
+                        return relay.on_pending();
+                    };
                     match relay.kept(polled) {
                         Some(frame) => return frame,
                         None => continue,
@@ -327,7 +350,7 @@ impl Body for Relay {
                     return relay.on_error(error, why);
                 }
                 Poll::Ready(None) => return relay.on_close(),
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => return relay.on_pending(),
             };
             let frame = match frame.into_data() {
                 Ok(data) => {

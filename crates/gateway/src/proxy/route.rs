@@ -10,12 +10,13 @@ use crate::proxy::engine_priority::set_engine_priority;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::execute::CallPolicy;
 use crate::proxy::first_pod::wait_for_first_pod;
-use crate::proxy::gateway::{Gateway, QuotaPermit};
+use crate::proxy::gateway::Gateway;
 use crate::proxy::ingress::{Arrival, Ingress, check_model, rename_model, replace_alias};
 use crate::proxy::isolation::isolate;
 use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
+use crate::proxy::quota::QuotaPermit;
 use crate::proxy::shadow::LiveRequest;
 use crate::proxy::stream_usage::ask_for_usage;
 use crate::proxy::unix_time;
@@ -74,7 +75,7 @@ pub(crate) async fn route(
 ) -> Result<Routed, ErrorResponse> {
     let gateway = &worker.gateway;
     let arrived = arrival.at;
-    let Ingress { settings, tenant, permit, mut call, reservation, routing_headers: shown } =
+    let Ingress { settings, tenant, mut permit, mut call, reservation, routing_headers: shown } =
         ingress;
     summary.tenant = tenant.map(|tenant| tenant.name.clone());
     let random = || worker.random();
@@ -85,6 +86,9 @@ pub(crate) async fn route(
     let origin = tenant.map_or(Origin::Address(arrival.address), Origin::Tenant);
     let work = BodyWork::new(call.body.len(), origin, &settings.limits);
     let mut body = read_body(worker, summary.api, &call, &work).await?;
+    if let Some(permit) = &mut permit {
+        permit.reserve(call.body.len(), body.request.output_tokens);
+    }
     rename_model(hints.model, &mut body, &mut call)?;
     let has_prompts = summary.api.dialect().is_known();
     if hints.model_name == ModelName::Required && has_prompts && lacks_model(&body) {
