@@ -31,6 +31,7 @@ mod viewers;
 
 pub use access::{AdminAccess, AdminAccessError};
 pub use admin::{Admin, Logging};
+pub use page::DASHBOARD_STYLE;
 pub use recent::RecentDecisions;
 pub use routes::description;
 pub use serve::serve;

@@ -51,6 +51,9 @@ assets! {
     "effective.js" SCRIPT;
 }
 
+/// The dashboard's style sheet, for pages that look like it.
+pub const DASHBOARD_STYLE: &str = include_str!("dashboard/style.css");
+
 /// No other origin, nothing inline, no frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -15,8 +15,8 @@ pub(crate) use icicle::{Cell, icicle};
 
 use std::fmt::{Display, Write};
 use std::time::Duration;
+use wornpath_admin::DASHBOARD_STYLE;
 
-const DASHBOARD_STYLE: &str = include_str!("../../admin/src/dashboard/style.css");
 const REPORT_STYLE: &str = include_str!("page/report.css");
 /// Series that have a colour of their own.
 pub(crate) const COLOURS: usize = 5;
