@@ -4,6 +4,7 @@ mod arguments;
 mod engine_cache;
 mod forest;
 mod html;
+mod order;
 mod prompts;
 mod report;
 mod timeline;
@@ -18,15 +19,11 @@ use report::{PlanMethod, PlanReport, WholeFile};
 use std::io::Write;
 use std::time::Duration;
 use timeline::{Kinds, Timeline};
+use wornpath_config::builtin_profile;
 use wornpath_planner::lint::lint;
 use wornpath_planner::{Cohorts, Forest, Plan, PromptGroups, Speeds};
 use wornpath_sim::offline::{self, OfflineEngines, least_time, rates};
 use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay};
-
-const ROUND_ROBIN: ProfileText<'static> =
-    ProfileText { name: "round-robin", yaml: include_str!("../../../profiles/round-robin.yaml") };
-const CACHE_AWARE: ProfileText<'static> =
-    ProfileText { name: "cache-aware", yaml: include_str!("../../../profiles/cache-aware.yaml") };
 
 /// Clients per pod when nothing is planned: this many, or as many sequences as an engine runs. The
 /// faster counts, so that a plan gets no credit for what more connections would do as well.
@@ -43,8 +40,12 @@ pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Re
     // Plans are for equal engines: the smallest cache counts.
     engines.kv_tokens =
         caches.iter().filter_map(|cache| cache.kv_tokens).min().or(engines.kv_tokens);
-    output_files::check(&[&arguments.prompts], &[("--html", arguments.html.as_ref())])?;
+    let outputs = [("--html", arguments.html.as_ref()), ("--order", arguments.order.as_ref())];
+    output_files::check(&[&arguments.prompts], &outputs)?;
     let prompts = Prompts::read(arguments)?;
+    if let Some(path) = &arguments.order {
+        return order::write(path, &prompts, &engines, pods(arguments), out);
+    }
     let (mut report, drawing) = report_of(arguments, &engines, &prompts)?;
     report.asked = caches.iter().map(|cache| cache.describe(engines.engine.name())).collect();
     if let (Some(path), Some(drawing)) = (&arguments.html, drawing) {
@@ -57,15 +58,20 @@ pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Re
     report.write(out)
 }
 
+/// The number of engines to plan for.
+fn pods(arguments: &PlanArguments) -> usize {
+    match arguments.pod.len() {
+        0 => usize::from(arguments.pods),
+        asked => asked,
+    }
+}
+
 fn report_of(
     arguments: &PlanArguments,
     engines: &OfflineEngines,
     prompts: &Prompts,
 ) -> anyhow::Result<(PlanReport, Option<Drawing>)> {
-    let pods = match arguments.pod.len() {
-        0 => usize::from(arguments.pods),
-        asked => asked,
-    };
+    let pods = pods(arguments);
     let trace = &prompts.trace;
     let forest = prompts.forest()?;
     let groups = PromptGroups::of(forest.shared().iter().copied());
@@ -100,8 +106,8 @@ fn report_of(
     let cohorts = Cohorts::of(queue, &plan, engines.engine.max_sequences(), engines.kv_tokens());
     let (ran, records) = offline::run_recorded(trace, plan, engines)?;
     let ways = vec![
-        simulate_online("file order", trace, ROUND_ROBIN, engines, pods)?,
-        simulate_online("online routing", trace, CACHE_AWARE, engines, pods)?,
+        simulate_online("file order", trace, builtin("round-robin"), engines, pods)?,
+        simulate_online("online routing", trace, builtin("cache-aware"), engines, pods)?,
         PlanMethod { name: "plan", computed: ran.computed_tokens, makespan: ran.makespan },
     ];
     let sample: Vec<&str> = prompts.sample.iter().map(|(_, text)| text.as_str()).collect();
@@ -134,6 +140,11 @@ fn report_of(
         price_per_hour: arguments.price_per_hour,
     };
     Ok((report, drawing))
+}
+
+fn builtin(name: &'static str) -> ProfileText<'static> {
+    let yaml = builtin_profile(name).expect("the name of a built-in profile");
+    ProfileText { name, yaml }
 }
 
 /// Simulates the file in its order through the router, with the best number of clients.

@@ -50,6 +50,10 @@ pub(crate) struct PlanArguments {
     /// Also write an HTML page with a drawing of the prefix forest
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
+    /// Only plan, without a simulation: write the planned order to this file, one JSON object a line
+    /// with the number of a line of the input, its pod, and the tokens it shares with the one before
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["html", "json", "price_per_hour"])]
+    pub(super) order: Option<PathBuf>,
     /// Bytes of hashes that planning keeps in memory; the rest is spilled to disk
     #[arg(long, hide = true, value_name = "BYTES", default_value_t = PLANNING_MEMORY)]
     pub(super) planning_memory: usize,

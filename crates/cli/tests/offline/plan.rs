@@ -62,6 +62,35 @@ fn interleaved_documents_are_computed_about_once() {
 }
 
 #[test]
+fn the_planned_order_has_every_line_once_and_each_document_on_one_pod() {
+    let path = file("ordered.jsonl", questions(6, 4));
+    let order = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("order.jsonl");
+    let output = plan(&path, &["--pods", "2", "--order", order.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("24 requests for 2 pods; "), "{}", text(&output.stdout));
+    let rows: Vec<Value> = std::fs::read_to_string(order)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
+    let mut lines: Vec<_> = rows.iter().map(|row| number(row, "line")).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, (1..=24).collect::<Vec<_>>());
+    // The documents take turns in the file; line 1 is of document 0.
+    let document = |row: &Value| (number(row, "line") - 1) % 6;
+    let is_new = |at: usize| at == 0 || document(&rows[at]) != document(&rows[at - 1]);
+    assert_eq!((0..rows.len()).filter(|at| is_new(*at)).count(), 6, "each document is one run");
+    for (at, row) in rows.iter().enumerate() {
+        let shared = number(row, "shared_tokens");
+        assert!(if is_new(at) { shared < 100 } else { shared > 5_000 }, "{rows:?}");
+    }
+    let pods: Vec<_> = rows.iter().map(|row| number(row, "pod")).collect();
+    assert_eq!((pods[0], pods[23]), (0, 1));
+    assert!(pods.is_sorted(), "{pods:?}");
+}
+
+#[test]
 fn little_gain_is_called_little() {
     let lines =
         (0..40).map(|number| json!({"prompt": format!("{number} says hello. ").repeat(40)}));
