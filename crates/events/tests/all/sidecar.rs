@@ -25,7 +25,7 @@ async fn a_router_knows_what_an_engine_with_the_sidecar_holds() {
     if !peer::has("import urllib.request", "the standard library") {
         return;
     }
-    let sidecar = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sidecar");
+    let sidecar = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
     let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
     let address = router.address;
     let url = format!("http://{address}");

@@ -1,6 +1,6 @@
 """An engine without events, with the sidecar in it: prompts come and go by a seed.
 
-Arguments: the sidecar's folder, the router's address. Reads numbers of steps, one a line; after each, prints how many blocks
+Arguments: the folder of the Python package, the router's address. Reads numbers of steps, one a line; after each, prints how many blocks
 it holds and the exclusive or of their names. Ends, with a good-bye, when its input does.
 """
 
@@ -10,8 +10,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
 
-from wornpath_sidecar import Reporter  # noqa: E402
-from wornpath_sidecar.mirror import name_of  # noqa: E402
+from wornpath.sidecar import Reporter  # noqa: E402
+from wornpath.sidecar.mirror import name_of  # noqa: E402
 
 rng = random.Random(3)
 reporter = Reporter(sys.argv[2], "pod", flush=0.02, digest=0.2, sync=60.0)

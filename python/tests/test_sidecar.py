@@ -1,4 +1,4 @@
-"""The sidecar against a router that records its posts. `python3 -m unittest discover -s sidecar/tests`"""
+"""The sidecar against a router that records its posts. `python3 -m unittest discover -s python/tests`"""
 
 import http.server
 import json
@@ -11,8 +11,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from wornpath_sidecar import Reporter, watch_block_pool  # noqa: E402
-from wornpath_sidecar.mirror import Mirror, Run, name_of  # noqa: E402
+from wornpath.sidecar import Reporter, watch_block_pool  # noqa: E402
+from wornpath.sidecar.mirror import Mirror, Run, name_of  # noqa: E402
 
 
 class Router:

@@ -37,7 +37,7 @@ class Run:
             parent = block
 
     def json(self) -> dict:
-        body = {"hashes": [name_of(block) for block in self.blocks], "tier": self.tier}
+        body: dict = {"hashes": [name_of(block) for block in self.blocks], "tier": self.tier}
         if self.tokens:
             body |= {"tokens": list(self.tokens), "block_size": self.block_size}
         if self.parent is not None:
@@ -78,7 +78,7 @@ class Mirror:
 
     def digest(self) -> dict:
         """Per tier the number of blocks and the exclusive or of their hashes."""
-        tiers = {}
+        tiers: dict[str, tuple[int, int]] = {}
         for tier, block in self.held:
             count, xor = tiers.get(tier, (0, 0))
             tiers[tier] = (count + 1, xor ^ name_of(block))

@@ -27,7 +27,8 @@ class Reporter:
     def __init__(self, router, pod, token=None, snapshot=None, *, flush=0.1, digest=1.0, sync=5.0, most=1 << 16):
         self._router, self._pod, self._token, self._snapshot = router.rstrip("/"), pod, token, snapshot
         self._every = {"flush": flush, "digest": digest, "sync": sync}
-        self._queue, self._most = collections.deque(), most
+        self._queue: collections.deque[tuple] = collections.deque()
+        self._most = most
         self._overflowed = False
         self._mirror, self._sequence = Mirror(), 0
         # The epoch: a later process has a larger one.
@@ -93,7 +94,8 @@ class Reporter:
 
     def _flush(self) -> None:
         """Posts the queued events in order; consecutive ones of one kind share a post."""
-        stored, evicted = [], {}
+        stored: list[Run] = []
+        evicted: dict[str, list] = {}
 
         def send() -> None:
             if stored:
@@ -116,7 +118,8 @@ class Reporter:
                 self._mirror.evict(*about)
                 evicted.setdefault(about[0], []).extend(about[1])
             else:
-                stored.clear(), evicted.clear()
+                stored.clear()
+                evicted.clear()
                 self._mirror.clear()
                 self._wants_sync = True
         send()
