@@ -45,7 +45,7 @@ def read(binary: bytes, name: str = "the file") -> Needs:
     (start,) = struct.unpack_from("<Q", binary, 32)
     size, count = struct.unpack_from("<HH", binary, 54)
     loads, dynamic = [], None
-    for at in range(start, start + size * count, size):
+    for at in (start + number * size for number in range(count)):
         kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", binary, at)
         if kind == _PT_LOAD:
             loads.append((address, offset, length))

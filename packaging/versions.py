@@ -56,6 +56,11 @@ def _sections(root: Path) -> dict[str, str]:
     return {head: text.strip() for head, text in zip(parts[1::2], parts[2::2])}
 
 
+def is_released(root: Path, version: str) -> bool:
+    """Whether the changelog has a section for it."""
+    return any(head.split(" ")[0] == version for head in _sections(root))
+
+
 def notes(root: Path, version: str) -> str:
     """The section of a released version, whose heading may have a date."""
     for head, text in _sections(root).items():
@@ -64,12 +69,19 @@ def notes(root: Path, version: str) -> str:
     raise SystemExit(f"CHANGELOG.md has no section `## {version}`")
 
 
+def fill_changelog(root: Path) -> None:
+    """For a dry run right after a release: writes a line under Unreleased if there is none."""
+    if _sections(root).get("Unreleased") == "":
+        path = root / "CHANGELOG.md"
+        path.write_text(path.read_text().replace("## Unreleased\n", "## Unreleased\n\n- Nothing yet.\n", 1))
+
+
 def cut_changelog(root: Path, version: str, date: str) -> str:
     """Moves what is unreleased into a section of its own, unless that has been done. Returns that section's text."""
     path, sections = root / "CHANGELOG.md", _sections(root)
     if "Unreleased" not in sections:
         raise SystemExit("CHANGELOG.md has no section `## Unreleased`; add one at the top")
-    is_cut = any(head.split(" ")[0] == version for head in sections)
+    is_cut = is_released(root, version)
     if is_cut and sections["Unreleased"]:
         raise SystemExit(f"CHANGELOG.md has both a section {version} and unreleased changes; move them, or choose another version")
     if not is_cut and not sections["Unreleased"]:
