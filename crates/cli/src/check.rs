@@ -203,7 +203,9 @@ fn configuration(path: &Path, arguments: &CheckArguments) -> CheckReport {
     match Config::read(path) {
         Ok(config) => {
             let exposed = config.exposed_secrets();
-            let warnings: Vec<_> = exposed.iter().map(ToString::to_string).collect();
+            let deprecated = config.deprecated().iter().map(ToString::to_string);
+            let warnings: Vec<_> =
+                exposed.iter().map(ToString::to_string).chain(deprecated).collect();
             let lines = warnings.iter().map(|warning| format!("warning: {warning}\n"));
             let text = lines.chain([format!("{}: good\n", path.display())]).collect();
             let mut report = CheckReport::good(path, text, &Value::Null);

@@ -61,6 +61,9 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     };
     logging.set_format(settings.log_format);
     warn_about_secrets(arguments, &config);
+    for used in config.deprecated() {
+        tracing::warn!("configuration: {used}");
+    }
     disable_huge_pages();
     let scheme = |is_tls: bool| if is_tls { "https" } else { "http" };
     let client_scheme = scheme(settings.tls.client.is_some());

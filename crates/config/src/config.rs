@@ -10,6 +10,7 @@ use wornpath_yaml::{
     Node, Parameter, Problem, ProblemKind, Problems, Takes, Yaml, parse, unknown_keys,
 };
 
+use crate::deprecated::{DEPRECATED, DeprecatedUse, uses};
 use crate::diagnostics::Diagnostics;
 use crate::effective::{EffectiveValue, effective};
 use crate::env::{Environment, RelativePaths};
@@ -48,6 +49,8 @@ pub struct Config {
     certificates: Vec<PathBuf>,
     /// Files with secrets.
     secrets: Vec<SecretFile>,
+    /// Keys in it that are going to be removed.
+    deprecated: Vec<DeprecatedUse>,
     /// State of its files when they were read.
     file_state: FileState,
     /// Every key, for operators.
@@ -152,6 +155,7 @@ impl Config {
             Ok(root) => {
                 let mut config = sections(&root, &mut diagnostics);
                 config.effective = effective(Some(&root), environment, TOP).into();
+                config.deprecated = uses(&root, DEPRECATED);
                 Some(config)
             }
             Err(problem) => {
@@ -176,6 +180,7 @@ impl Config {
             isolates: false,
             certificates: Vec::new(),
             secrets: Vec::new(),
+            deprecated: Vec::new(),
             file_state: FileState::default(),
             effective: effective(None, &RelativePaths::new(Path::new("")), TOP).into(),
         }
@@ -271,6 +276,12 @@ impl Config {
             }
         }
         exposed
+    }
+
+    /// The keys in it that are going to be removed.
+    #[must_use]
+    pub fn deprecated(&self) -> &[DeprecatedUse] {
+        &self.deprecated
     }
 
     /// The files that the configuration names, which a watcher must watch as well.
@@ -393,6 +404,7 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
         isolates: isolation.is_some(),
         certificates: std::mem::take(&mut diagnostics.files),
         secrets: std::mem::take(&mut diagnostics.secrets),
+        deprecated: Vec::new(),
         file_state: FileState::default(),
         effective: Arc::default(),
     }

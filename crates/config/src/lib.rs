@@ -15,6 +15,7 @@ mod batch_rules;
 mod builtin;
 mod config;
 mod continuation;
+mod deprecated;
 mod diagnostics;
 mod effective;
 mod engine_priority;
@@ -34,6 +35,7 @@ pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettin
 pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use continuation::{ContinuationMode, ContinuationSettings};
+pub use deprecated::DeprecatedUse;
 pub use effective::{EffectiveValue, ValueSource};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};

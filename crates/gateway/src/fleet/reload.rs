@@ -194,6 +194,9 @@ impl RunningConfig {
     fn try_reload(&self) -> Result<Reloaded, ReloadError> {
         let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
         let config = Config::read(path)?;
+        for used in config.deprecated() {
+            tracing::warn!("configuration: {used}");
+        }
         let mut state = self.state();
         let settings = config.settings(&mut state.tokenizers)?;
         let mut settings = (self.overrides)(settings).map_err(ReloadError::Overrides)?;
