@@ -9,7 +9,7 @@ from pathlib import Path
 
 import elf
 from archive import Entry, Tree, gzipped, program, sha256, tar
-from product import ROOT, Product, timestamp
+from product import Product, timestamp
 
 USER = 10001
 CA_FILE = Path("/etc/ssl/certs/ca-certificates.crt")
