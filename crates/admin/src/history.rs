@@ -56,6 +56,15 @@ pub(crate) struct Change {
     pub(crate) kind: ChangeKind,
     /// The pod, if it is about one.
     pub(crate) pod: Option<String>,
+    /// What a reload changed.
+    pub(crate) detail: Option<String>,
+}
+
+impl Change {
+    fn json(&self) -> Value {
+        let Self { at, kind, pod, detail } = self;
+        json!({"at": at, "kind": kind.word(), "pod": pod, "detail": detail})
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +111,8 @@ pub(crate) struct Observation {
     pub(crate) restarts: BTreeMap<String, u64>,
     /// Applied and refused reloads since the start.
     pub(crate) reloads: [u64; 2],
+    /// What the last of them changed, by the number of the reload.
+    pub(crate) changed: BTreeMap<u64, String>,
 }
 
 /// The samples and changes of the last day.
@@ -193,11 +204,9 @@ impl ChartHistory {
         let names = SERIES.iter().map(|name| (*name).to_owned());
         let series: Map<_, _> = names.zip(columns.into_iter().map(Value::from)).collect();
         let changes = state.changes.iter().filter(|change| change.at > from);
-        let changes = changes
-            .map(|Change { at, kind, pod }| json!({"at": at, "kind": kind.word(), "pod": pod}));
         json!({
             "now": now, "from": from, "step": step, "series": series,
-            "changes": changes.collect::<Value>(),
+            "changes": changes.map(Change::json).collect::<Value>(),
         })
     }
 
@@ -231,11 +240,12 @@ impl HistoryState {
             self.note(seen.at, ChangeKind::RouterStarted, None);
             return;
         };
-        let kinds = [ChangeKind::ReloadApplied, ChangeKind::ReloadRefused];
-        for ((kind, now), before) in kinds.into_iter().zip(seen.reloads).zip(last.reloads) {
-            if now > before {
-                self.note(seen.at, kind, None);
-            }
+        for reload in last.reloads[0]..seen.reloads[0] {
+            let detail = seen.changed.get(&(reload + 1)).cloned();
+            self.push(Change { at: seen.at, kind: ChangeKind::ReloadApplied, pod: None, detail });
+        }
+        if seen.reloads[1] > last.reloads[1] {
+            self.note(seen.at, ChangeKind::ReloadRefused, None);
         }
         for pod in last.health.keys().filter(|pod| !seen.health.contains_key(*pod)) {
             self.note(seen.at, ChangeKind::PodRemoved, Some(pod));
@@ -264,7 +274,11 @@ impl HistoryState {
     }
 
     fn note(&mut self, at: u64, kind: ChangeKind, pod: Option<&String>) {
-        self.changes.push_back(Change { at, kind, pod: pod.cloned() });
+        self.push(Change { at, kind, pod: pod.cloned(), detail: None });
+    }
+
+    fn push(&mut self, change: Change) {
+        self.changes.push_back(change);
         while self.changes.len() > MAX_CHANGES {
             self.changes.pop_front();
         }

@@ -16,6 +16,8 @@ use crate::history::Observation;
 const AFTER: u64 = 5;
 /// Seconds between two looks at the restarts of engines, which lock one event ledger after another.
 const RESTARTS_EVERY: u64 = 5;
+/// Reloads of one second whose changes are told.
+const RELOADS: u64 = 4;
 
 /// Samples for ever.
 pub(crate) async fn run(admin: Arc<Admin>) -> Infallible {
@@ -48,12 +50,18 @@ fn observe(admin: &Admin, known: BTreeMap<String, u64>) -> Observation {
     } else {
         known
     };
+    let reloads = metrics.reloads();
+    let last = reloads[0].saturating_sub(RELOADS);
+    let changed = (last..=reloads[0])
+        .filter_map(|reload| Some((reload, admin.running.changed_by(reload)?)))
+        .collect();
     Observation {
         at,
         figures: metrics.total(),
         waiting: gateway.waiting(),
         health: pods.map(|pod| (pod.facts().name.to_string(), health(pod.state()))).collect(),
         restarts,
-        reloads: metrics.reloads(),
+        reloads,
+        changed,
     }
 }

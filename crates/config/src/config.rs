@@ -12,6 +12,7 @@ use wornpath_yaml::{
 
 use crate::deprecated::{DEPRECATED, DeprecatedUse, uses};
 use crate::diagnostics::Diagnostics;
+use crate::differences::{Difference, ValueChange, differences};
 use crate::effective::{EffectiveValue, effective};
 use crate::env::{Environment, RelativePaths};
 use crate::pod::PodConfig;
@@ -240,6 +241,26 @@ impl Config {
     #[must_use]
     pub fn effective(&self) -> &[EffectiveValue] {
         &self.effective
+    }
+
+    /// What a newer configuration changes: keys, and the content of files that both name.
+    #[must_use]
+    pub fn differences(&self, newer: &Self) -> Vec<Difference> {
+        let mut found = differences(&self.effective, &newer.effective);
+        // The first file is the configuration itself.
+        let state = |config: &Self, file: &PathBuf| {
+            let place = config.files().iter().position(|known| known == file)?;
+            config.file_state.of(place + 1)
+        };
+        let is_changed = |file: &PathBuf| match (state(self, file), state(newer, file)) {
+            (Some(before), Some(after)) => before != after,
+            _ => false,
+        };
+        for file in newer.files().iter().filter(|file| is_changed(file)) {
+            let key = file.display().to_string();
+            found.push(Difference { key, change: ValueChange::Content });
+        }
+        found
     }
 
     /// The listeners.

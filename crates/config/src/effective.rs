@@ -1,5 +1,8 @@
 //! The configuration in force, key by key, and where each value comes from.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
 use wornpath_yaml::{Absent, Node, Parameter, Yaml};
 
 use crate::env::Environment;
@@ -16,7 +19,12 @@ pub struct EffectiveValue {
     pub value: String,
     /// Where it comes from.
     pub source: ValueSource,
+    /// Tells two values apart that are not shown.
+    fingerprint: Option<u64>,
 }
+
+/// Keyed anew in every process, so that no fingerprint says anything about its secret.
+static FINGERPRINTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// Where a value comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,7 +60,15 @@ impl EffectiveValue {
             ValueSource::Environment(name) => name,
             _ => &key,
         };
-        Self { value: shown(name, value).to_owned(), key, source }
+        let shown = shown(name, value).to_owned();
+        let is_hidden = shown == HIDDEN;
+        let fingerprint = is_hidden.then(|| FINGERPRINTS.hash_one(value));
+        Self { value: shown, key, source, fingerprint }
+    }
+
+    /// What tells it apart from others that are not shown either; none if it is shown.
+    pub(crate) const fn fingerprint(&self) -> Option<u64> {
+        self.fingerprint
     }
 }
 

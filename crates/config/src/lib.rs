@@ -17,6 +17,7 @@ mod config;
 mod continuation;
 mod deprecated;
 mod diagnostics;
+mod differences;
 mod effective;
 mod engine_priority;
 mod env;
@@ -36,6 +37,7 @@ pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profi
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use continuation::{ContinuationMode, ContinuationSettings};
 pub use deprecated::DeprecatedUse;
+pub use differences::{Difference, ValueChange, summary as difference_summary};
 pub use effective::{EffectiveValue, ValueSource};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};

@@ -31,6 +31,11 @@ impl FileState {
         self.0.extend(others.0);
         self
     }
+
+    /// The state of one file, by its place; none also for a file that does not exist.
+    pub(crate) fn of(&self, place: usize) -> Option<(SystemTime, u64)> {
+        self.0.get(place).copied().flatten()
+    }
 }
 
 /// Compares successive states of files.

@@ -91,8 +91,9 @@ export function changes(state) {
   const shown = all.slice(0, state.ui.allChanges ? all.length : LISTED);
   return h("section", { class: "changes", "aria-label": "What changed" },
     h("h2", {}, "What changed"),
-    h("ol", { class: "plain" }, shown.map(({ at, kind, pod }) =>
+    h("ol", { class: "plain" }, shown.map(({ at, kind, pod, detail }) =>
       h("li", {}, h("i", { class: `dot ${KINDS[kind] ?? ""}` }), h("time", { datetime: new Date(at * 1000).toISOString() }, time(at)),
-        h("span", {}, pod ? [h("b", {}, pod), ` ${WORDS[kind] ?? kind}`] : WORDS[kind] ?? kind)))),
+        h("span", {}, pod ? [h("b", {}, pod), ` ${WORDS[kind] ?? kind}`] : WORDS[kind] ?? kind,
+          detail ? h("small", {}, detail) : kind === "reload_refused" ? h("small", {}, "The old one stays: see Setup for the reason.") : null)))),
     all.length > shown.length ? h("button", { class: "chip", onclick: () => { state.ui.allChanges = true; state.redraw(); } }, `show all ${all.length}`) : null);
 }

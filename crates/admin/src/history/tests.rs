@@ -20,7 +20,7 @@ fn changes(history: &ChartHistory) -> Vec<String> {
     let told = history.json(100_000, Duration::from_secs(86_400));
     let changes = told["changes"].as_array().unwrap().iter();
     let shown = changes.map(|change| {
-        let pod = change["pod"].as_str().unwrap_or("-");
+        let pod = change["pod"].as_str().or(change["detail"].as_str()).unwrap_or("-");
         format!("{} {} {pod}", change["at"], change["kind"].as_str().unwrap())
     });
     shown.collect()
@@ -86,16 +86,38 @@ fn what_changed_is_listed_once_with_its_time() {
 }
 
 #[test]
+fn a_reload_is_listed_with_what_it_changed_and_two_of_one_second_are_two() {
+    let history = ChartHistory::default();
+    history.add(at(99_000, 0));
+    let changed = BTreeMap::from([(1, "explained: 1 → 5".to_owned()), (2, "x".to_owned())]);
+    history.add(Observation { reloads: [1, 1], changed: changed.clone(), ..at(99_001, 0) });
+    history.add(Observation { reloads: [3, 1], changed, ..at(99_002, 0) });
+    assert_eq!(
+        changes(&history)[1..],
+        [
+            "99001 reload_applied explained: 1 → 5",
+            "99001 reload_refused -",
+            "99002 reload_applied x",
+            "99002 reload_applied -",
+        ]
+    );
+}
+
+#[test]
 fn a_day_and_any_number_of_changes_take_less_than_half_a_mebibyte() {
     let history = ChartHistory::default();
     for second in 0..90_000 {
         let health = if second % 2 == 0 { "up" } else { "down" };
-        history.add(with_pods(second, &[(&"p".repeat(100), health)]));
+        let reloads = [second, 0];
+        let changed = BTreeMap::from([(second, "c".repeat(260))]);
+        let seen = with_pods(second, &[(&"p".repeat(100), health)]);
+        history.add(Observation { reloads, changed, ..seen });
     }
     let state = history.state();
     assert_eq!((state.seconds.samples.len(), state.minutes.samples.len()), (SECONDS, MINUTES));
     let samples = state.seconds.samples.capacity() + state.minutes.samples.capacity();
-    let names: usize = state.changes.iter().filter_map(|it| Some(it.pod.as_ref()?.len())).sum();
+    let texts = state.changes.iter().flat_map(|it| [&it.pod, &it.detail]).flatten();
+    let names: usize = texts.map(String::len).sum();
     let bytes = samples * size_of::<ChartSample>()
         + state.changes.capacity() * size_of::<Change>()
         + names

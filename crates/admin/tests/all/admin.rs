@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::harness::{TestServer, call, folder};
+use crate::log;
 use serde_json::{Value, json};
 use wornpath_admin::description;
 
@@ -293,6 +294,21 @@ fn a_valid_file_is_applied_and_an_invalid_one_changes_nothing() {
     assert_eq!(pods, ["b/0", "b/1", "mine", "z"], "what an operator added stays");
     assert_eq!(server.ask("GET", "/profiles", "").1["profiles"][0]["name"], "other");
     assert_eq!(server.ask("GET", "/config", "").1["refused"], Value::Null);
+    let applied = || {
+        let (_, told) = server.ask("GET", "/history?seconds=60", "");
+        let changes = told["changes"].as_array().unwrap().clone();
+        changes.into_iter().find(|change| change["kind"] == "reload_applied")
+    };
+    server.until("the reload is in the history", |_| applied().is_some());
+    let changed = applied().unwrap()["detail"].as_str().unwrap().to_owned();
+    let logged = changed.trim_end_matches("; and 1 more");
+    assert!(log::has(&["configuration reloaded", logged, "profiles.fair: {"]), "{changed}");
+    assert_eq!(
+        changed,
+        "pods.z: none → {url: http://127.0.0.1:1, model: m, labels.tier: gold}; \
+         profiles.other: none → {filter: model, score: least_load, pick: max_score}; \
+         pods.a: {url: http://127.0.0.1:1, model: m, labels.tier: gold} → none; and 1 more"
+    );
     let (_, page) = server.ask("GET", "/metrics", "");
     let page = page.as_str().unwrap();
     assert!(page.contains("wornpath_config_reloads_total{result=\"refused\"} 1\n"), "{page}");

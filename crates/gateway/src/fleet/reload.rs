@@ -3,6 +3,7 @@
 //! An invalid one changes nothing. What only a start can change (listeners, hash keys, block sizes,
 //! threads) stays as it is and is reported as `wants_restart`.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,12 +18,18 @@ use crate::observe::metrics::{Metrics, Reload};
 use wornpath_config::tls::ListenerTls;
 use wornpath_config::{BlockSize, Listeners, Settings};
 use wornpath_config::{
-    Config, ConfigRefused, FileState, FileWatch, Listen, ListenerGuard, PodConfig, RelativePaths,
-    TokenizerConfigError, Tokenizers,
+    Config, ConfigRefused, Difference, FileState, FileWatch, Listen, ListenerGuard, PodConfig,
+    RelativePaths, TokenizerConfigError, Tokenizers, difference_summary,
 };
 
 /// Interval between two checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// About how many characters the log tells of what a reload changed.
+const LOGGED_CHARS: usize = 2000;
+/// And how many are remembered, for the chart history.
+const REMEMBERED_CHARS: usize = 240;
+/// Reloads whose changes are remembered until the chart history has noted them.
+const REMEMBERED: usize = 16;
 
 /// The configuration in force, and the pods and metrics that it configures.
 pub struct RunningConfig {
@@ -61,6 +68,8 @@ struct ReloadState {
     tokenizers: Tokenizers,
     /// Number of applied reloads.
     reloads: u64,
+    /// What the last ones changed, each with its number.
+    changed: VecDeque<(u64, String)>,
     /// Why the last reload was refused, as JSON; none if it was applied.
     refused: Option<Value>,
 }
@@ -101,6 +110,8 @@ impl ReloadError {
 pub struct Reloaded {
     /// Changed sections that take effect only after a restart.
     pub wants_restart: Vec<&'static str>,
+    /// What the file changed.
+    pub changed: Vec<Difference>,
 }
 
 impl RunningConfig {
@@ -112,7 +123,14 @@ impl RunningConfig {
         ownership.set_listed(config.pods(), config.pods());
         let config = Arc::new(config);
         let started = Arc::clone(&config);
-        let state = ReloadState { config, started, tokenizers, reloads: 0, refused: None };
+        let state = ReloadState {
+            config,
+            started,
+            tokenizers,
+            reloads: 0,
+            changed: VecDeque::new(),
+            refused: None,
+        };
         let generation = watch::Sender::new(0);
         let state = Mutex::new(state);
         let attempts = watch::Sender::new(0);
@@ -168,6 +186,13 @@ impl RunningConfig {
         json!({"file": self.path, "reloads": state.reloads, "refused": state.refused})
     }
 
+    /// What the reload of this number changed, in short, if it is one of the last.
+    #[must_use]
+    pub fn changed_by(&self, reload: u64) -> Option<String> {
+        let state = self.state();
+        state.changed.iter().find(|(number, _)| *number == reload).map(|(_, text)| text.clone())
+    }
+
     /// Reads the file again and applies it. An invalid one changes nothing.
     ///
     /// # Errors
@@ -180,7 +205,9 @@ impl RunningConfig {
             Ok(reloaded) => {
                 self.metrics.reloaded(Reload::Applied);
                 state.refused = None;
-                tracing::info!(wants_restart = ?reloaded.wants_restart, "configuration reloaded");
+                let changed = difference_summary(&reloaded.changed, LOGGED_CHARS);
+                let wants_restart = &reloaded.wants_restart;
+                tracing::info!(changed, ?wants_restart, "configuration reloaded");
             }
             Err(error) => {
                 self.metrics.reloaded(Reload::Refused);
@@ -221,10 +248,16 @@ impl RunningConfig {
         if changes_block_size {
             wants_restart.push("models[].block_size");
         }
+        let changed = state.config.differences(&config);
         state.config = Arc::new(config);
         state.reloads += 1;
+        let number = state.reloads;
+        state.changed.push_back((number, difference_summary(&changed, REMEMBERED_CHARS)));
+        if state.changed.len() > REMEMBERED {
+            state.changed.pop_front();
+        }
         self.notify_changed();
-        Ok(Reloaded { wants_restart })
+        Ok(Reloaded { wants_restart, changed })
     }
 
     /// Adds a pod that the configuration does not list, or replaces the one that `owner` added
