@@ -3,7 +3,7 @@
 use crate::access::AdminAccess;
 use crate::history::ChartHistory;
 use crate::recent::RecentDecisions;
-use crate::viewers::LiveViewers;
+use crate::viewers::{LiveViewers, RateWindow};
 use std::sync::Arc;
 use wornpath_config::EffectiveValue;
 use wornpath_gateway::Gateway;
@@ -20,6 +20,7 @@ pub struct Admin {
     pub(crate) options: Vec<EffectiveValue>,
     pub(crate) viewers: LiveViewers,
     pub(crate) history: ChartHistory,
+    pub(crate) rates: RateWindow,
 }
 
 /// Reads and changes the log level.

@@ -10,6 +10,7 @@ use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng}
 use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::finished::RecentRequest;
 use crate::recent;
+use crate::sampling;
 use crate::search::{DecisionSearch, DecisionView};
 use wornpath_config::CacheSharing;
 use wornpath_gateway::Api;
@@ -48,8 +49,11 @@ const DEFAULT_RANGE: u64 = 3600;
 
 pub(crate) fn history(call: &AdminCall<'_>) -> AdminResult {
     let seconds = number(call, "seconds")?.unwrap_or(DEFAULT_RANGE);
+    let admin = call.admin;
+    let events = admin.gateway.pods().events().status(admin.gateway.now());
+    admin.history.look(|| sampling::observe(admin, sampling::restarts(&events)));
     let now = Timestamp::now().0 / 1000;
-    Ok(AdminReply::Json(call.admin.history.json(now, Duration::from_secs(seconds))))
+    Ok(AdminReply::Json(admin.history.json(now, Duration::from_secs(seconds))))
 }
 
 /// A numeric query parameter.

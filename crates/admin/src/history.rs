@@ -127,6 +127,8 @@ struct HistoryState {
     window: VecDeque<(u64, Figures)>,
     /// The figures at the start of this minute.
     minute: Option<(u64, Figures)>,
+    /// The time of the last sample.
+    sampled: Option<u64>,
     last: Option<Observation>,
 }
 
@@ -160,16 +162,23 @@ impl Default for HistoryState {
             changes: VecDeque::new(),
             window: VecDeque::new(),
             minute: None,
+            sampled: None,
             last: None,
         }
     }
 }
 
 impl ChartHistory {
-    /// Adds what was observed, once per second.
-    pub(crate) fn add(&self, seen: Observation) {
+    /// Adds what is observed, once per second. `observe` gets the restarts that are known.
+    ///
+    /// It is called with the state locked, so that an older observation never follows a newer one.
+    pub(crate) fn sample(
+        &self,
+        observe: impl FnOnce(Option<&BTreeMap<String, u64>>) -> Observation,
+    ) {
         let mut state = self.state();
-        match state.last.as_ref().map(|last| seen.at.cmp(&last.at)) {
+        let seen = observe(state.last.as_ref().map(|last| &last.restarts));
+        match state.sampled.map(|sampled| seen.at.cmp(&sampled)) {
             Some(Ordering::Equal) => return,
             // The clock was set back: what is known has times that are still to come.
             Some(Ordering::Less) => *state = HistoryState::default(),
@@ -177,7 +186,27 @@ impl ChartHistory {
         }
         state.note_changes(&seen);
         state.sample(&seen);
+        state.sampled = Some(seen.at);
         state.last = Some(seen);
+    }
+
+    /// Notes what has changed since the last sample, before the next one is due.
+    pub(crate) fn look(&self, observe: impl FnOnce() -> Observation) {
+        let mut state = self.state();
+        let seen = observe();
+        // The clock was set back: the next sample starts anew.
+        if state.last.as_ref().is_some_and(|last| seen.at < last.at) {
+            return;
+        }
+        state.note_changes(&seen);
+        state.last = Some(seen);
+    }
+
+    /// The last `most` changes, as JSON.
+    pub(crate) fn changes(&self, most: usize) -> Value {
+        let state = self.state();
+        let left_out = state.changes.len().saturating_sub(most);
+        state.changes.iter().skip(left_out).map(Change::json).collect()
     }
 
     /// The series of the last `wanted` time and what changed, as JSON: one value per second if all

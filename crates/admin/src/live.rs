@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::admin::Admin;
 use crate::snapshot::snapshot;
-use crate::viewers::{LiveStream, RateWindow, TooManyViewers};
+use crate::viewers::{LiveStream, TooManyViewers};
 use wornpath_gateway::watchdog::heartbeat::named;
 
 /// Interval between snapshots.
@@ -26,7 +26,6 @@ pub(crate) fn watch(admin: &Arc<Admin>) -> Result<LiveStream, TooManyViewers> {
 }
 
 async fn run(admin: Arc<Admin>) {
-    let mut window = RateWindow::default();
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -34,15 +33,14 @@ async fn run(admin: Arc<Admin>) {
         let source = Arc::clone(&admin);
         // It locks the event ledgers one after another, so it runs on a blocking thread.
         let made = tokio::task::spawn_blocking(move || {
-            let text = snapshot(&source, &mut window);
-            (Bytes::from(format!("event: snapshot\ndata: {text}\n\n")), window)
+            let text = snapshot(&source);
+            Bytes::from(format!("event: snapshot\ndata: {text}\n\n"))
         });
-        let Ok((snapshot, kept)) = made.await else {
+        let Ok(snapshot) = made.await else {
             // The next viewer starts the task again.
             admin.viewers.clear();
             return;
         };
-        window = kept;
         if !admin.viewers.send(&snapshot) {
             return;
         }

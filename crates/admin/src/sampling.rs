@@ -1,4 +1,4 @@
-//! Samples the fleet for the chart history, once per second, on background threads.
+//! Samples the fleet for the chart history and the rates, once per second, on background threads.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,35 +21,42 @@ const RELOADS: u64 = 4;
 
 /// Samples for ever.
 pub(crate) async fn run(admin: Arc<Admin>) -> Infallible {
-    let mut restarts = BTreeMap::new();
     loop {
+        let source = Arc::clone(&admin);
+        // It visits every pod, so it runs on a blocking thread. The next sample comes in any case.
+        let _ = tokio::task::spawn_blocking(move || sample(&source)).await;
         let millis = Timestamp::now().0;
         // With the wall clock, so that there is one sample for each of its seconds.
         let pause = 1000 - millis % 1000 + AFTER;
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        let source = Arc::clone(&admin);
-        let known = std::mem::take(&mut restarts);
-        // It visits every pod, so it runs on a blocking thread.
-        let seen = tokio::task::spawn_blocking(move || observe(&source, known)).await;
-        let Ok(seen) = seen else { continue };
-        restarts.clone_from(&seen.restarts);
-        admin.history.add(seen);
     }
 }
 
-fn observe(admin: &Admin, known: BTreeMap<String, u64>) -> Observation {
+fn sample(admin: &Admin) {
+    let gateway = &admin.gateway;
+    let metrics = admin.running.metrics();
+    admin.rates.add(gateway.now(), metrics.totals(), metrics.by_origin());
+    admin.history.sample(|known| {
+        let is_due = (Timestamp::now().0 / 1000).is_multiple_of(RESTARTS_EVERY);
+        let known = known.filter(|_| !is_due).cloned();
+        let look = || restarts(&gateway.pods().events().status(gateway.now()));
+        observe(admin, known.unwrap_or_else(look))
+    });
+}
+
+/// Restarts by pod, as its events tell.
+pub(crate) fn restarts(events: &[PodStatus]) -> BTreeMap<String, u64> {
+    let restarts = |pod: &PodStatus| (pod.pod.to_string(), pod.status.counters.restarts);
+    events.iter().map(restarts).collect()
+}
+
+/// What is known of the fleet now.
+pub(crate) fn observe(admin: &Admin, restarts: BTreeMap<String, u64>) -> Observation {
     let at = Timestamp::now().0 / 1000;
     let gateway = &admin.gateway;
     let metrics = admin.running.metrics();
     let snapshot = gateway.snapshot();
     let pods = snapshot.fleet().pods().iter();
-    let restarts = if at.is_multiple_of(RESTARTS_EVERY) || known.is_empty() {
-        let all = gateway.pods().events().status(gateway.now());
-        let restarts = |pod: PodStatus| (pod.pod.to_string(), pod.status.counters.restarts);
-        all.into_iter().map(restarts).collect()
-    } else {
-        known
-    };
     let reloads = metrics.reloads();
     let last = reloads[0].saturating_sub(RELOADS);
     let changed = (last..=reloads[0])

@@ -3,11 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
-use crate::viewers::{Between, RateWindow};
-use crate::{pods, recent};
+use crate::viewers::Between;
+use crate::{pods, recent, sampling};
 use std::collections::BTreeMap;
 use wornpath_gateway::observe::metrics::totals::Figures;
 use wornpath_gateway::observe::metrics::{ByOrigin, Metrics, Origin};
+use wornpath_gateway::observe::timestamp::Timestamp;
 use wornpath_gateway::proxy::gateway::{Gateway, Readiness};
 use wornpath_gateway::proxy::shadow::Comparison;
 use wornpath_routing::PassedOver;
@@ -15,8 +16,11 @@ use wornpath_routing::PassedOver;
 /// Number of decisions in a snapshot.
 const DECISIONS: usize = 40;
 
-/// The current state. Rates are available from the second snapshot on.
-pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
+/// Changes in a snapshot, the latest; `/history` has more.
+const CHANGES: usize = 64;
+
+/// The current state.
+pub(crate) fn snapshot(admin: &Admin) -> Value {
     let running = &admin.running;
     let gateway = &admin.gateway;
     let now = gateway.now();
@@ -25,7 +29,9 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
     let events = gateway.pods().events().status(now);
     let snapshot = gateway.snapshot();
     let by_origin = running.metrics().by_origin();
-    let between = window.observe(now, totals.clone(), by_origin.clone());
+    let between = admin.rates.between(now, &totals, &by_origin);
+    // What has just happened is told at once, and not with the next sample of the charts.
+    admin.history.look(|| sampling::observe(admin, sampling::restarts(&events)));
     let pods = snapshot.entries().iter().map(|entry| {
         let name = entry.pod.facts().name.as_str();
         let mut shown = pods::shown(running, entry, &events);
@@ -51,6 +57,7 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         admin.recent.notable(DECISIONS).iter().map(|record| recent::line(record)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "now": Timestamp::now().0 / 1000,
         "uptime_seconds": now.since_zero().as_secs_f64(),
         "readiness": readiness(gateway),
         // Changes with every applied configuration and every added or removed pod.
@@ -59,6 +66,7 @@ pub(crate) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
         "rates": between.as_ref().map(rates),
         "totals": totals_shown(gateway, &all),
         "pods": pods,
+        "changes": admin.history.changes(CHANGES),
         "strangers": gateway.pods().events().unknown_pod_messages(),
         "index": index(gateway),
         "decisions": decisions,

@@ -15,7 +15,7 @@ use crate::history::ChartHistory;
 use crate::recent::RecentDecisions;
 use crate::sampling;
 use crate::serve;
-use crate::viewers::LiveViewers;
+use crate::viewers::{LiveViewers, RateWindow};
 use wornpath_config::{Config, EffectiveValue, Settings, Tokenizers};
 use wornpath_gateway::fleet::alerts;
 use wornpath_gateway::fleet::discovery::discover_pods;
@@ -159,6 +159,7 @@ pub fn start_with(
                 options,
                 viewers: LiveViewers::default(),
                 history: ChartHistory::default(),
+                rates: RateWindow::default(),
             };
             let listener = Arc::new(listener);
             let admin = Arc::new(admin);

@@ -20,6 +20,8 @@ const MOST_VIEWERS: usize = 32;
 const WAITING: usize = 2;
 /// The window of rates: long enough to be steady, short enough to show changes.
 const WINDOW: Duration = Duration::from_secs(5);
+/// A rate over less says nothing.
+const SHORTEST: Duration = Duration::from_millis(500);
 
 /// The connected viewers.
 #[derive(Default)]
@@ -96,12 +98,13 @@ impl LiveViewers {
     }
 }
 
-/// The totals of the last few snapshots.
+/// The totals of the last seconds, kept also while nobody watches, so that the first snapshot has
+/// rates.
 #[derive(Default)]
-pub(crate) struct RateWindow(VecDeque<Observation>);
+pub(crate) struct RateWindow(Mutex<VecDeque<TotalsAt>>);
 
 /// Totals at one moment.
-struct Observation {
+struct TotalsAt {
     at: Moment,
     by_pod: Totals,
     by_origin: ByOrigin,
@@ -115,23 +118,37 @@ pub(crate) struct Between {
 }
 
 impl RateWindow {
-    /// Adds totals; the difference within the window, if there are earlier totals.
-    pub(crate) fn observe(
-        &mut self,
-        now: Moment,
-        by_pod: Totals,
-        by_origin: ByOrigin,
-    ) -> Option<Between> {
-        while self.0.len() > 1 && self.0[1].at + WINDOW <= now {
-            self.0.pop_front();
+    /// Adds totals, once per second.
+    pub(crate) fn add(&self, now: Moment, by_pod: Totals, by_origin: ByOrigin) {
+        let mut all = self.all();
+        while all.len() > 1 && all[1].at + WINDOW <= now {
+            all.pop_front();
         }
-        let between = self.0.front().map(|before| Between {
-            seconds: now.since(before.at).as_secs_f64().max(1e-3),
-            by_pod: since(&by_pod, &before.by_pod),
-            by_origin: since(&by_origin, &before.by_origin),
-        });
-        self.0.push_back(Observation { at: now, by_pod, by_origin });
-        between
+        all.push_back(TotalsAt { at: now, by_pod, by_origin });
+    }
+
+    /// The difference between these totals and those at the start of the window; none just after
+    /// the start of the router.
+    pub(crate) fn between(
+        &self,
+        now: Moment,
+        by_pod: &Totals,
+        by_origin: &ByOrigin,
+    ) -> Option<Between> {
+        let all = self.all();
+        let before = all.iter().rev().find(|before| before.at + WINDOW <= now).or(all.front())?;
+        if now < before.at + SHORTEST {
+            return None;
+        }
+        Some(Between {
+            seconds: now.since(before.at).as_secs_f64(),
+            by_pod: since(by_pod, &before.by_pod),
+            by_origin: since(by_origin, &before.by_origin),
+        })
+    }
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<TotalsAt>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -152,22 +169,24 @@ mod tests {
 
     #[test]
     fn rates_cover_only_the_last_seconds() {
-        let mut window = RateWindow::default();
+        let window = RateWindow::default();
+        let none = ByOrigin::new();
         let requests = |count| {
             Totals::from([("a".to_owned(), Figures { requests: count, ..Figures::default() })])
         };
         let at = Moment::from_secs;
-        assert!(
-            window.observe(at(100), requests(50), ByOrigin::new()).is_none(),
-            "one observation gives no rate"
-        );
+        assert!(window.between(at(100), &requests(50), &none).is_none(), "nothing came before");
+        window.add(at(100), requests(50), none.clone());
+        assert!(window.between(at(100), &requests(51), &none).is_none(), "no time has passed");
         for second in 1..=20 {
             let totals = requests(50 + 10 * second);
-            let between = window.observe(at(100 + second), totals, ByOrigin::new()).unwrap();
+            let between = window.between(at(100 + second), &totals, &none).unwrap();
             let rate = between.by_pod["a"].requests as f64 / between.seconds;
             assert!((rate - 10.0).abs() < 1e-9, "{rate}");
             assert!(between.seconds <= 5.0, "{}", between.seconds);
+            window.add(at(100 + second), totals, none.clone());
         }
+        assert!(window.all().len() <= 6, "{}", window.all().len());
     }
 
     #[test]

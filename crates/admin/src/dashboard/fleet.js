@@ -196,7 +196,7 @@ export const fleet = {
   enter(state) {
     const { view, part } = here();
     if (view === "fleet" && part) enterPod(state, part);
-    else remember(state);
+    remember(state);
   },
   draw(state) {
     const { view, part } = here();

@@ -7,10 +7,8 @@ import { get } from "./stream.js";
 const RANGES = [["2 min", 120], ["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
 // So many points are drawn at most: more would fall on the same pixels.
 const POINTS = 360;
-// Milliseconds after which it is asked for again, for what the stream of snapshots does not say.
+// Milliseconds after which it is asked for again.
 const FRESH = 60000;
-// The router samples once per second: what has just changed is in its history only then.
-const SAMPLED = 2500;
 // And so many changes are listed at once.
 const LISTED = 6;
 
@@ -29,18 +27,13 @@ const row = (series, at) => series.requests[at] === null ? null : {
   first_byte_seconds: { p50: series.p50[at], p90: series.p90[at], p99: series.p99[at] },
 };
 
-// What stands between two drawings: pods that came, went or failed, and reloads.
-const stateOf = ({ generation, is_config_refused: refused, pods }) =>
-  [generation, refused, ...pods.map(({ name, health }) => `${name} ${health}`)].join();
-
-// Asks the router for the past if the range is new, if something changed, or if it is a while ago.
+// Asks the router for the past if the range is new, if seconds were missed, or if it is a while ago. What has changed
+// since comes with every snapshot.
 export function remember(state) {
   const { past } = state;
   const now = performance.now();
-  const known = state.snapshot ? stateOf(state.snapshot) : null;
-  const isSame = past && past.range === seconds(state) && past.known === known;
-  if (isSame && now - past.asked < (past.isSettled ? FRESH : SAMPLED)) return;
-  const asked = { range: seconds(state), known, isSettled: isSame, asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
+  if (past?.range === seconds(state) && now - past.asked < FRESH && !past.isMissing) return;
+  const asked = { range: seconds(state), asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
   state.past = asked;
   get(`/history?seconds=${asked.range}`).then((told) => {
     if (state.past !== asked) return;
@@ -57,6 +50,7 @@ export function remember(state) {
 
 // Adds the rates of a snapshot, and nothing for the seconds before it that were missed.
 export function append(state, rates, missed) {
+  if (missed && state.past) state.past.isMissing = true;
   if ((state.past?.step ?? 1) > 1) return;
   const length = seconds(state);
   for (let second = 0; second < Math.min(missed, length); second += 1) state.history.push(null);
@@ -66,11 +60,10 @@ export function append(state, rates, missed) {
 
 // How the charts are drawn: their length in values, their range in words, and where something changed.
 export function chart(state) {
-  const { past } = state;
+  const { past, snapshot: { now: end } } = state;
   const length = Math.max(2, Math.round(seconds(state) / (past?.step ?? 1)));
-  const end = past?.now ? past.now + (performance.now() - past.asked) / 1000 : 0;
   const [name] = RANGES.find(([, length]) => length === seconds(state));
-  const marks = (past?.changes ?? []).map(({ at, kind }) => ({ x: 100 * (1 - (end - at) / seconds(state)), cls: KINDS[kind] ?? "" }));
+  const marks = changed(state).map(({ at, kind }) => ({ x: 100 * (1 - (end - at) / seconds(state)), cls: KINDS[kind] ?? "" }));
   return { length, points: POINTS, title: `last ${name}`, marks: marks.filter(({ x }) => x >= 0 && x <= 100) };
 }
 
@@ -84,9 +77,18 @@ export const ranges = (state) =>
 
 const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 
-// What changed in the range, the latest first.
-export function changes(state) {
-  const all = (state.past?.changes ?? []).toReversed();
+// What changed in the range: what the history told, and what the snapshots have told since.
+function changed({ past, snapshot, ui }) {
+  const told = past?.changes ?? [];
+  const known = new Set(told.map((change) => JSON.stringify(change)));
+  const since = (snapshot?.changes ?? []).filter((change) => !known.has(JSON.stringify(change)));
+  const from = (snapshot?.now ?? 0) - seconds({ ui });
+  return [...told, ...since].filter(({ at }) => at > from).sort((one, other) => one.at - other.at);
+}
+
+// The same as a list, the latest first; of one pod, if it is named.
+export function changes(state, name = null) {
+  const all = changed(state).filter(({ pod }) => name === null || pod === name).reverse();
   if (!all.length) return null;
   const shown = all.slice(0, state.ui.allChanges ? all.length : LISTED);
   return h("section", { class: "changes", "aria-label": "What changed" },

@@ -2,6 +2,7 @@
 
 import { address } from "./address.js";
 import { bar, cell, clock, count, duration, empty, focusSoon, h, micros, percent, rate, table } from "./draw.js";
+import { changes } from "./history.js";
 import { del, get, post } from "./stream.js";
 
 const DECISIONS = 20;
@@ -117,13 +118,17 @@ export function drawPod(state, name, kindOf) {
   state.ui.pod_page = page;
   const back = h("p", {}, h("a", { class: "link", href: "#fleet" }, "← all pods"));
   const pod = state.snapshot.pods.find((one) => one.name === name);
-  if (!pod) return h("div", {}, back, h("h1", {}, name), h("p", { class: "empty" }, page.said ? `${page.said} ` : "", "There is no pod of this name in the fleet."));
+  if (!pod) {
+    return h("div", { class: "pod-page" }, back, h("h1", {}, name),
+      h("p", { class: "empty" }, page.said ? `${page.said} ` : "", "There is no pod of this name in the fleet."),
+      changes(state, name), decisions(page, name));
+  }
   const kind = kindOf(pod);
   const health = [pod.health, pod.breaker === "closed" ? null : `breaker ${pod.breaker.replace("_", " ")}`].filter(Boolean).join(", ");
   return h("div", { class: "pod-page" }, back,
     h("div", { class: "title" }, h("h1", {}, name), h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), h("span", { id: "pod-state", class: kind === "good" ? null : kind }, health))),
     h("p", { class: "quiet" }, [pod.url, ...pod.models, ...pod.roles, ...Object.entries(pod.labels).map((label) => label.join("="))].join(" · ")),
-    actions(state, pod), figures(pod),
+    actions(state, pod), figures(pod), changes(state, name),
     h("div", { class: "split" }, predictions(pod), events(pod)),
     prefixes(page, name), decisions(page, name));
 }

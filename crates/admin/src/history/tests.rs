@@ -2,6 +2,12 @@
 
 use super::*;
 
+impl ChartHistory {
+    fn add(&self, seen: Observation) {
+        self.sample(|_| seen);
+    }
+}
+
 fn at(second: u64, requests: u64) -> Observation {
     let figures = Figures { requests, ..Figures::default() };
     Observation { at: second, figures, ..Observation::default() }
@@ -83,6 +89,23 @@ fn what_changed_is_listed_once_with_its_time() {
             "99956 pod_restarted a",
         ]
     );
+}
+
+#[test]
+fn what_happens_between_two_samples_is_told_at_once_and_only_once() {
+    let history = ChartHistory::default();
+    history.add(with_pods(99_000, &[("a", "up")]));
+    history.look(|| with_pods(99_000, &[("a", "down")]));
+    let last = history.changes(1);
+    assert_eq!((&last[0]["kind"], &last[0]["pod"]), (&json!("pod_down"), &json!("a")));
+    history.look(|| with_pods(98_000, &[("a", "up")]));
+    history.add(with_pods(99_001, &[("a", "down")]));
+    history.look(|| with_pods(99_002, &[("a", "up")]));
+    history.add(with_pods(99_002, &[("a", "up")]));
+    let expected = ["99000 router_started -", "99000 pod_down a", "99002 pod_up a"];
+    assert_eq!(changes(&history), expected);
+    let told = history.json(99_002, Duration::from_secs(2));
+    assert_eq!(told["series"]["waiting"], json!([0.0, 0.0]), "no sample is missing");
 }
 
 #[test]

@@ -73,14 +73,39 @@ fn snapshot_where(server: &TestServer, holds: impl Fn(&Value) -> bool) -> Value 
 }
 
 #[test]
-fn the_live_stream_sends_a_snapshot_every_second_and_rates_from_the_second_on() {
+fn the_first_snapshot_after_an_incident_has_its_pods_rates_and_what_changed() {
+    let server = server("live_first");
+    let first = || snapshot_where(&server, |_| true);
+    server.until("the router has rates", |_| !first()["rates"].is_null());
+    // No page is open while it happens, and the one that is opened next waits for no sample.
+    assert_eq!(server.ask("POST", "/pods/a/drain", "").0, 200);
+    assert_eq!(server.ask("DELETE", "/pods/b%2F1", "").0, 200);
+    let (_, told) = server.ask("GET", "/history?seconds=60", "");
+    let seen = snapshot_where(&server, |snapshot| snapshot["pods"][0]["health"] == "draining");
+    for changes in [&told["changes"], &seen["changes"]] {
+        let all: Vec<_> = changes.as_array().unwrap().iter().collect();
+        let has = |kind: &str, pod: &str| {
+            all.iter().any(|change| change["kind"] == kind && change["pod"] == pod)
+        };
+        assert!(has("pod_draining", "a") && has("pod_removed", "b/1"), "{changes}");
+        assert_eq!(all[0]["kind"], "router_started");
+    }
+    assert_eq!(seen["pods"].as_array().unwrap().len(), 2);
+    assert!(!seen["pods"][0]["recent"].is_null() && !seen["rates"].is_null(), "{seen}");
+    assert!(seen["now"].as_u64() >= told["now"].as_u64());
+}
+
+#[test]
+fn the_live_stream_sends_a_snapshot_every_second() {
     let server = server("live");
     let first = snapshot_where(&server, |_| true);
     assert_eq!(first["pods"].as_array().unwrap().len(), 3);
     assert_eq!((&first["pods"][0]["name"], &first["pods"][0]["blocks"]), (&json!("a"), &json!(0)));
-    assert_eq!((&first["rates"], &first["batches"]), (&Value::Null, &Value::Null));
+    assert_eq!(first["batches"], Value::Null);
     assert_eq!(first["totals"]["requests"], 0);
-    let second = snapshot_where(&server, |snapshot| !snapshot["rates"].is_null());
+    let second = snapshot_where(&server, |snapshot| {
+        snapshot["uptime_seconds"] != first["uptime_seconds"] && !snapshot["rates"].is_null()
+    });
     assert_eq!(second["rates"]["requests"], 0.0);
     assert!(second["uptime_seconds"].as_f64() > first["uptime_seconds"].as_f64());
     server.gateway.pods().drain_pod("a");
