@@ -1,5 +1,6 @@
 //! Routing decisions: those of the last requests, and explanations on demand.
 
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -53,7 +54,11 @@ pub(crate) fn history(call: &AdminCall<'_>) -> AdminResult {
     let events = admin.gateway.pods().events().status(admin.gateway.now());
     admin.history.look(|| sampling::observe(admin, sampling::restarts(&events)));
     let now = Timestamp::now().0 / 1000;
-    Ok(AdminReply::Json(admin.history.json(now, Duration::from_secs(seconds))))
+    let mut pairs = call.query.split('&').filter_map(|pair| pair.split_once('='));
+    let pod = pairs.find(|(name, value)| *name == "pod" && !value.is_empty());
+    let pod = pod.map(|(_, value)| percent_decode_str(value).decode_utf8_lossy());
+    let range = Duration::from_secs(seconds);
+    Ok(AdminReply::Json(admin.history.json(now, range, pod.as_deref())))
 }
 
 /// A numeric query parameter.

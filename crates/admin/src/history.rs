@@ -2,8 +2,10 @@
 //!
 //! A background task takes one sample per second of the fleet as a whole. An hour of them is kept,
 //! and a day of one per minute, in rings of a fixed size, so that a page that is opened after an
-//! incident shows it. Beside them is a list of what changed: reloads, and pods that came, went,
-//! failed or recovered.
+//! incident shows it. Beside them are the times of every pod ([`pods`]), and a list of what changed:
+//! reloads, and pods that came, went, failed, recovered or became slow.
+
+pub(crate) mod pods;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +13,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use wornpath_gateway::observe::metrics::pod_times::PodTimes;
 use wornpath_gateway::observe::metrics::totals::Figures;
+
+use pods::PodHistory;
 
 /// Seconds between two samples.
 const SECOND: u64 = 1;
@@ -56,7 +61,7 @@ pub(crate) struct Change {
     pub(crate) kind: ChangeKind,
     /// The pod, if it is about one.
     pub(crate) pod: Option<String>,
-    /// What a reload changed.
+    /// What a reload changed, or how slow a pod is.
     pub(crate) detail: Option<String>,
 }
 
@@ -78,6 +83,8 @@ pub(crate) enum ChangeKind {
     PodDown,
     PodDraining,
     PodRestarted,
+    PodSlow,
+    PodNoLongerSlow,
 }
 
 impl ChangeKind {
@@ -92,6 +99,8 @@ impl ChangeKind {
             Self::PodDown => "pod_down",
             Self::PodDraining => "pod_draining",
             Self::PodRestarted => "pod_restarted",
+            Self::PodSlow => "pod_slow",
+            Self::PodNoLongerSlow => "pod_no_longer_slow",
         }
     }
 }
@@ -109,6 +118,10 @@ pub(crate) struct Observation {
     pub(crate) health: BTreeMap<String, &'static str>,
     /// Restarts by pod, as its events tell.
     pub(crate) restarts: BTreeMap<String, u64>,
+    /// The slow pods, with what is known of them.
+    pub(crate) slow: BTreeMap<String, String>,
+    /// The times of all pods since the start, at the end of a step.
+    pub(crate) times: Option<BTreeMap<String, PodTimes>>,
     /// Applied and refused reloads since the start.
     pub(crate) reloads: [u64; 2],
     /// What the last of them changed, by the number of the reload.
@@ -123,6 +136,7 @@ struct HistoryState {
     seconds: SampleRing,
     minutes: SampleRing,
     changes: VecDeque<Change>,
+    pods: PodHistory,
     /// The figures of the last seconds, with their times.
     window: VecDeque<(u64, Figures)>,
     /// The figures at the start of this minute.
@@ -160,6 +174,7 @@ impl Default for HistoryState {
             seconds: SampleRing::new(SECONDS),
             minutes: SampleRing::new(MINUTES),
             changes: VecDeque::new(),
+            pods: PodHistory::default(),
             window: VecDeque::new(),
             minute: None,
             sampled: None,
@@ -177,7 +192,7 @@ impl ChartHistory {
         observe: impl FnOnce(Option<&BTreeMap<String, u64>>) -> Observation,
     ) {
         let mut state = self.state();
-        let seen = observe(state.last.as_ref().map(|last| &last.restarts));
+        let mut seen = observe(state.last.as_ref().map(|last| &last.restarts));
         match state.sampled.map(|sampled| seen.at.cmp(&sampled)) {
             Some(Ordering::Equal) => return,
             // The clock was set back: what is known has times that are still to come.
@@ -186,6 +201,9 @@ impl ChartHistory {
         }
         state.note_changes(&seen);
         state.sample(&seen);
+        if let Some(times) = seen.times.take() {
+            state.pods.add(seen.at, times);
+        }
         state.sampled = Some(seen.at);
         state.last = Some(seen);
     }
@@ -210,8 +228,9 @@ impl ChartHistory {
     }
 
     /// The series of the last `wanted` time and what changed, as JSON: one value per second if all
-    /// of it is within an hour, else one per minute; null where nothing is known.
-    pub(crate) fn json(&self, now: u64, wanted: Duration) -> Value {
+    /// of it is within an hour, else one per minute; null where nothing is known. The times are of
+    /// all pods, or of one.
+    pub(crate) fn json(&self, now: u64, wanted: Duration, pod: Option<&str>) -> Value {
         let state = self.state();
         let hour = SECONDS as u64 * SECOND;
         let is_fine = wanted.as_secs() <= hour;
@@ -235,6 +254,7 @@ impl ChartHistory {
         let changes = state.changes.iter().filter(|change| change.at > from);
         json!({
             "now": now, "from": from, "step": step, "series": series,
+            "pods": state.pods.json(now, wanted.as_secs(), pod),
             "changes": changes.map(Change::json).collect::<Value>(),
         })
     }
@@ -299,6 +319,14 @@ impl HistoryState {
             if last.restarts.get(pod).is_some_and(|before| restarts > before) {
                 self.note(seen.at, ChangeKind::PodRestarted, Some(pod));
             }
+        }
+        for (pod, reason) in seen.slow.iter().filter(|(pod, _)| !last.slow.contains_key(*pod)) {
+            let (kind, detail) = (ChangeKind::PodSlow, Some(reason.clone()));
+            self.push(Change { at: seen.at, kind, pod: Some(pod.clone()), detail });
+        }
+        let is_present = |pod: &&String| seen.health.contains_key(*pod);
+        for pod in last.slow.keys().filter(|pod| !seen.slow.contains_key(*pod)).filter(is_present) {
+            self.note(seen.at, ChangeKind::PodNoLongerSlow, Some(pod));
         }
     }
 

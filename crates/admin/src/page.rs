@@ -35,6 +35,7 @@ assets! {
     "figures.js" SCRIPT;
     "failures.js" SCRIPT;
     "heat.js" SCRIPT;
+    "speeds.js" SCRIPT;
     "origins.js" SCRIPT;
     "pod.js" SCRIPT;
     "icicle.js" SCRIPT;

@@ -9,6 +9,7 @@ use wornpath_gateway::fleet::ownership::PodOwner;
 use wornpath_gateway::fleet::reload::{AddPodError, RunningConfig};
 use wornpath_gateway::fleet::snapshot::PodEntry;
 use wornpath_gateway::http::metrics_page::{breaker, feed_state, health, recalled, trust};
+use wornpath_gateway::observe::metrics::slow_pods::PodSpeed;
 
 pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
     let gateway = &call.admin.gateway;
@@ -160,7 +161,22 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
             "trust": trust(pod_state.trust()), "feed": feed.map(feed_shown), "guess": approximate.map(approximate_shown),
             "silent": running.metrics().is_silent(&facts.name),
         },
+        "speed": speed_shown(&running.metrics().speed(&facts.name)),
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
+    })
+}
+
+/// The last measurement of a pod's speed.
+fn speed_shown(speed: &PodSpeed) -> Value {
+    let slow = speed.slow.map(|slow| {
+        json!({
+            "time": slow.time.word(), "seconds": slow.seconds, "usual_seconds": slow.usual,
+            "meaning": slow.to_string(),
+        })
+    });
+    json!({
+        "first_token_seconds": speed.first_token, "inter_token_seconds": speed.inter_token,
+        "slow": slow,
     })
 }
 

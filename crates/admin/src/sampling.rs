@@ -8,9 +8,10 @@ use std::time::Duration;
 use wornpath_events::PodStatus;
 use wornpath_gateway::http::metrics_page::health;
 use wornpath_gateway::observe::timestamp::Timestamp;
+use wornpath_routing::FleetPod;
 
 use crate::admin::Admin;
-use crate::history::Observation;
+use crate::history::{Observation, pods};
 
 /// How long after the start of a second it is sampled: timers never fire early.
 const AFTER: u64 = 5;
@@ -40,7 +41,9 @@ fn sample(admin: &Admin) {
         let is_due = (Timestamp::now().0 / 1000).is_multiple_of(RESTARTS_EVERY);
         let known = known.filter(|_| !is_due).cloned();
         let look = || restarts(&gateway.pods().events().status(gateway.now()));
-        observe(admin, known.unwrap_or_else(look))
+        let seen = observe(admin, known.unwrap_or_else(look));
+        let times = seen.at.is_multiple_of(pods::STEP).then(|| metrics.times_by_pod());
+        Observation { times, ..seen }
     });
 }
 
@@ -62,8 +65,14 @@ pub(crate) fn observe(admin: &Admin, restarts: BTreeMap<String, u64>) -> Observa
     let changed = (last..=reloads[0])
         .filter_map(|reload| Some((reload, admin.running.changed_by(reload)?)))
         .collect();
+    let slow = |pod: &FleetPod| {
+        let name = &pod.facts().name;
+        Some((name.to_string(), metrics.speed(name).slow?.to_string()))
+    };
     Observation {
         at,
+        slow: snapshot.fleet().pods().iter().filter_map(slow).collect(),
+        times: None,
         figures: metrics.total(),
         waiting: gateway.waiting(),
         health: pods.map(|pod| (pod.facts().name.to_string(), health(pod.state()))).collect(),

@@ -7,6 +7,7 @@ import { figures } from "./figures.js";
 import { heat } from "./heat.js";
 import { origins } from "./origins.js";
 import { drawPod, enterPod } from "./pod.js";
+import { slowWords, speeds } from "./speeds.js";
 import { bar, cell, count, duration, empty, finely, h, lines, percent, rate, table } from "./draw.js";
 
 // A load that fills its bar, unless a pod has more.
@@ -54,30 +55,10 @@ function tiles(state) {
       `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens not computed`));
 }
 
-// How a pod is, as one: down is bad; on its way out, on trial or resting wants a look.
-const kindOf = ({ health, breaker }) =>
-  health === "down" ? "bad" : health === "up" && breaker === "closed" ? "good" : "warn";
+// How a pod is, as one: down is bad; on its way out, on trial, resting or slow wants a look.
+const kindOf = ({ health, breaker, speed }) =>
+  health === "down" ? "bad" : health === "up" && breaker === "closed" && !speed.slow ? "good" : "warn";
 const isUp = (pod) => pod.health === "up";
-
-// Warnings, each in one sentence.
-// A pod is slow if it takes so many times as long between two tokens as half of the pods, and so many seconds more.
-const SLOW = 3;
-const NOTICED = 0.005;
-
-// Slow pods among those of the same models and roles. Times to the first byte say less: they depend on what is cached.
-function slow(pods) {
-  const said = [];
-  const timed = pods.filter(({ recent }) => recent?.inter_token_seconds > 0);
-  for (const group of Map.groupBy(timed, ({ models, roles }) => [...models, "", ...roles].join()).values()) {
-    if (group.length < 3) continue;
-    const times = group.map(({ recent }) => recent.inter_token_seconds).sort((a, b) => a - b);
-    const usual = times[Math.floor((times.length - 1) / 2)];
-    for (const { name, recent: { inter_token_seconds: time } } of group) {
-      if (time > SLOW * usual && time > usual + NOTICED) said.push(["warn", `${name} is slow: ${duration(time)} between two tokens, where half of the pods take ${duration(usual)} at most.`]);
-    }
-  }
-  return said;
-}
 
 // Roles and models of which no pod is up.
 function missing(pods) {
@@ -86,8 +67,9 @@ function missing(pods) {
   return [...none("of the role", ({ roles }) => roles), ...none("with the model", ({ models }) => models)];
 }
 
+// Warnings, each in one sentence.
 export function concerns({ pods, is_config_refused: refused }) {
-  const said = [...missing(pods), ...slow(pods)];
+  const said = [...missing(pods), ...pods.filter(({ speed }) => speed.slow).map((pod) => ["warn", slowWords(pod)])];
   if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
   for (const pod of pods) {
     if (pod.health === "draining") said.push(["warn", `${pod.name} is draining: it gets no new requests.`]);
@@ -125,7 +107,8 @@ function hits({ predictions: p }) {
 function row(pod, most) {
   const kind = kindOf(pod);
   const load = pod.load.requests;
-  const state = [pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting", avoided: "avoided" }[pod.breaker]];
+  const { slow, first_token_seconds: first, inter_token_seconds: between } = pod.speed;
+  const state = [slow ? "slow" : null, pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting", avoided: "avoided" }[pod.breaker]];
   return h("tr", { "data-key": pod.name, class: kind === "bad" ? "down" : null },
     h("th", { scope: "row" },
       h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), h("a", { class: "link", href: address("fleet", pod.name) }, pod.name)),
@@ -134,6 +117,8 @@ function row(pod, most) {
       h("small", {}, pod.breaker === "closed" ? "breaker closed" : null)),
     cell("Load", "with-bar", h("span", {}, count(load)), bar(load / most.load), h("small", {}, `${count(pod.load.prefill_tokens)} to prefill`)),
     cell("Requests/s", "number", h("span", {}, rate(pod.requests_per_second)), h("small", {}, `${count(pod.engine.waiting)} queued`)),
+    cell("First token", "number", h("span", { class: slow?.time === "first_token" ? "warn" : null }, duration(first)),
+      h("small", { class: slow?.time === "inter_token" ? "warn" : null }, between === null ? null : `${duration(between)} between`)),
     cell("KV used", "with-bar", h("span", {}, percent(pod.engine.kv_usage)), bar(pod.engine.kv_usage, pod.engine.kv_usage > 0.95 ? "warn" : "")),
     cell("Cached blocks", "with-bar", h("span", {}, count(pod.blocks)), bar(pod.blocks / most.blocks, "saved")),
     cell("Hit rate", "number", h("span", {}, percent(pod.hit_rate))),
@@ -182,7 +167,7 @@ function pods(state) {
     load: Math.max(BUSY, ...pods.map((pod) => pod.load.requests)),
     blocks: Math.max(1, ...pods.map((pod) => pod.blocks)),
   };
-  const heads = [["Pod"], ["State"], ["Load"], ["Requests/s", "number"], ["KV used"], ["Cached blocks"], ["Hit rate", "number"],
+  const heads = [["Pod"], ["State"], ["Load"], ["Requests/s", "number"], ["First token", "number"], ["KV used"], ["Cached blocks"], ["Hit rate", "number"],
     ["Predicted / actual"], ["Events"]];
   const isMany = pods.length > MANY;
   const [shown, find, more] = isMany ? chosen(state) : [pods];
@@ -212,6 +197,7 @@ export const fleet = {
       ranges(state),
       tiles(state),
       figures(state),
+      speeds(state),
       changes(state),
       h("div", { class: "title" }, h("h2", {}, "Pods"),
         h("span", { class: "quiet" }, `${state.snapshot.pods.filter(isUp).length} of ${state.snapshot.pods.length} up`)),

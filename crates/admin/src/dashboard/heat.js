@@ -8,6 +8,7 @@ const MEASURES = {
   kv: ["KV cache used", (pod) => pod.engine.kv_usage, percent],
   hits: ["Hit rate", (pod) => pod.hit_rate, percent],
   tokens: ["Tokens per second", (pod) => pod.recent?.output_tokens, rate],
+  token: ["Time to first token", (pod) => pod.speed.first_token_seconds, duration],
   first: ["Time to first byte", (pod) => pod.recent?.first_byte_seconds, duration],
   errors: ["5xx per second", (pod) => pod.recent?.server_errors, rate],
   given: ["Given away per second", (pod) => pod.recent?.given_away_tokens, rate],
@@ -37,7 +38,7 @@ export function heat(state, kindOf) {
   const cell = (pod) => {
     const value = read(pod);
     const kind = kindOf(pod);
-    const words = `${pod.name}: ${as(value)}${kind === "good" ? "" : `, ${pod.health === "up" ? pod.breaker.replace("_", " ") : pod.health}`}`;
+    const words = `${pod.name}: ${as(value)}${kind === "good" ? "" : `, ${pod.health !== "up" ? pod.health : pod.breaker !== "closed" ? pod.breaker.replace("_", " ") : "slow"}`}`;
     return h("a", {
       class: `heat-cell ${kind}`, href: address("fleet", pod.name), "data-key": pod.name, title: words, "aria-label": words,
       tabindex: pod.name === stop ? 0 : -1,

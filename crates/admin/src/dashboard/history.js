@@ -1,6 +1,7 @@
 // The past of the charts: what the router remembers of it, in the range that was picked, and what changed meanwhile.
 
 import { h } from "./draw.js";
+import { here } from "./address.js";
 import { get } from "./stream.js";
 
 // Names and seconds. Within an hour there is a value per second, beyond it one per minute.
@@ -9,14 +10,18 @@ const RANGES = [["2 min", 120], ["15 min", 900], ["1 h", 3600], ["6 h", 21600], 
 const POINTS = 360;
 // Milliseconds after which it is asked for again.
 const FRESH = 60000;
+// Seconds between two values of a pod within an hour, and pods that have a line.
+const STEP = 10;
+const DRAWN = 32;
 // And so many changes are listed at once.
 const LISTED = 6;
 
 const WORDS = {
   router_started: "the router started", reload_applied: "configuration reloaded", reload_refused: "configuration refused",
   pod_added: "added", pod_removed: "removed", pod_up: "up", pod_down: "down", pod_draining: "draining", pod_restarted: "engine restarted",
+  pod_slow: "slow", pod_no_longer_slow: "no longer slow",
 };
-const KINDS = { reload_refused: "bad", pod_down: "bad", pod_removed: "warn", pod_draining: "warn", pod_restarted: "warn" };
+const KINDS = { reload_refused: "bad", pod_down: "bad", pod_removed: "warn", pod_draining: "warn", pod_restarted: "warn", pod_slow: "warn" };
 
 const seconds = (state) => state.ui.range ?? RANGES[0][1];
 
@@ -32,12 +37,14 @@ const row = (series, at) => series.requests[at] === null ? null : {
 export function remember(state) {
   const { past } = state;
   const now = performance.now();
-  if (past?.range === seconds(state) && now - past.asked < FRESH && !past.isMissing) return;
-  const asked = { range: seconds(state), asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
+  const { view, part } = here();
+  const pod = view === "fleet" ? part : "";
+  if (past?.range === seconds(state) && past.pod === pod && now - past.asked < FRESH && !past.isMissing) return;
+  const asked = { pod, pods: past?.pods, range: seconds(state), asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
   state.past = asked;
-  get(`/history?seconds=${asked.range}`).then((told) => {
+  get(`/history?seconds=${asked.range}${pod ? `&pod=${encodeURIComponent(pod)}` : ""}`).then((told) => {
     if (state.past !== asked) return;
-    Object.assign(asked, { step: told.step, from: told.from, now: told.now, changes: told.changes });
+    Object.assign(asked, { pods: told.pods, step: told.step, from: told.from, now: told.now, changes: told.changes });
     state.history = told.series.requests.map((_, at) => row(told.series, at));
     // This second may not have been sampled yet.
     if (told.step === 1) state.history[state.history.length - 1] ??= state.snapshot?.rates ?? null;
@@ -48,8 +55,32 @@ export function remember(state) {
   });
 }
 
+// Adds the times of pods at the end of a step, as they were last measured. Longer steps end too seldom for that.
+function appendPods({ past }, { now, pods }) {
+  const told = past?.pods;
+  if (!told || told.step > STEP) return;
+  const length = Math.ceil(past.range / told.step);
+  const speeds = new Map(pods.map(({ name, speed }) => [name, speed]));
+  for (let until = told.from + length * told.step; until + told.step <= now; until += told.step) {
+    for (const { name, speed } of pods) {
+      const isNew = speed.first_token_seconds !== null || speed.inter_token_seconds !== null;
+      if (!isNew || told.series.length >= DRAWN || told.series.some(({ pod }) => pod === name)) continue;
+      told.series.push({ pod: name, first_token: Array(length).fill(null), inter_token: Array(length).fill(null) });
+    }
+    told.from += told.step;
+    for (const one of told.series) {
+      for (const time of ["first_token", "inter_token"]) {
+        one[time].shift();
+        one[time].push(speeds.get(one.pod)?.[`${time}_seconds`] ?? null);
+      }
+    }
+  }
+}
+
 // Adds the rates of a snapshot, and nothing for the seconds before it that were missed.
-export function append(state, rates, missed) {
+export function append(state, snapshot, missed) {
+  const { rates } = snapshot;
+  appendPods(state, snapshot);
   if (missed && state.past) state.past.isMissing = true;
   if ((state.past?.step ?? 1) > 1) return;
   const length = seconds(state);
@@ -65,6 +96,13 @@ export function chart(state) {
   const [name] = RANGES.find(([, length]) => length === seconds(state));
   const marks = changed(state).map(({ at, kind }) => ({ x: 100 * (1 - (end - at) / seconds(state)), cls: KINDS[kind] ?? "" }));
   return { length, points: POINTS, title: `last ${name}`, marks: marks.filter(({ x }) => x >= 0 && x <= 100) };
+}
+
+// How the charts of pods are drawn, and the times of each pod.
+export function podTimes(state) {
+  const told = state.past?.pods;
+  const step = told?.step ?? STEP;
+  return { ...chart(state), length: Math.max(2, Math.ceil(seconds(state) / step)), series: told?.series ?? [], leftOut: told?.left_out ?? 0 };
 }
 
 export const ranges = (state) =>

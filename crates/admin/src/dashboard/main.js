@@ -99,7 +99,7 @@ function start() {
       const now = new Date();
       // Nothing is known of seconds that were missed; a snapshot that is a little late misses none.
       const since = state.heard ? Math.round((now - state.heard) / 1000) : 0;
-      append(state, snapshot.rates, since > 3 ? since - 1 : 0);
+      append(state, snapshot, since > 3 ? since - 1 : 0);
       Object.assign(state, { snapshot, heard: now, trouble: null });
       VIEWS[shown()].enter?.(state);
       redraw();

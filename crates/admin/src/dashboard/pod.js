@@ -2,8 +2,9 @@
 
 import { address } from "./address.js";
 import { bar, cell, clock, count, duration, empty, focusSoon, h, micros, percent, rate, table } from "./draw.js";
-import { changes } from "./history.js";
+import { changes, ranges } from "./history.js";
 import { del, get, post } from "./stream.js";
+import { slowWords, speeds } from "./speeds.js";
 
 const DECISIONS = 20;
 const PREFIXES = 12;
@@ -128,7 +129,8 @@ export function drawPod(state, name, kindOf) {
   return h("div", { class: "pod-page" }, back,
     h("div", { class: "title" }, h("h1", {}, name), h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), h("span", { id: "pod-state", class: kind === "good" ? null : kind }, health))),
     h("p", { class: "quiet" }, [pod.url, ...pod.models, ...pod.roles, ...Object.entries(pod.labels).map((label) => label.join("="))].join(" · ")),
-    actions(state, pod), figures(pod), changes(state, name),
+    pod.speed.slow ? h("p", { class: "warn", role: "status" }, slowWords(pod)) : null,
+    actions(state, pod), figures(pod), ranges(state), speeds(state, name), changes(state, name),
     h("div", { class: "split" }, predictions(pod), events(pod)),
     prefixes(page, name), decisions(page, name));
 }

@@ -23,7 +23,7 @@ fn hour() -> Duration {
 }
 
 fn changes(history: &ChartHistory) -> Vec<String> {
-    let told = history.json(100_000, Duration::from_secs(86_400));
+    let told = history.json(100_000, Duration::from_secs(86_400), None);
     let changes = told["changes"].as_array().unwrap().iter();
     let shown = changes.map(|change| {
         let pod = change["pod"].as_str().or(change["detail"].as_str()).unwrap_or("-");
@@ -38,7 +38,7 @@ fn a_second_has_the_rate_of_the_last_seconds_and_a_gap_is_null() {
     (0..8).for_each(|second| history.add(at(1000 + second, 10 * second)));
     // Two seconds were missed.
     history.add(at(1010, 100));
-    let told = history.json(1010, Duration::from_secs(12));
+    let told = history.json(1010, Duration::from_secs(12), None);
     assert_eq!((&told["from"], &told["step"]), (&json!(998), &json!(1)));
     let rates: Vec<_> = told["series"]["requests"].as_array().unwrap().clone();
     let expected: Vec<_> = [None, None].into_iter().chain([Some(10.0); 7]).collect();
@@ -54,7 +54,7 @@ fn a_minute_has_the_rate_of_the_whole_minute() {
         // A burst in the second minute only.
         history.add(at(60_000 + second, if second < 90 { 0 } else { 600 }));
     }
-    let told = history.json(60_180, Duration::from_secs(7200));
+    let told = history.json(60_180, Duration::from_secs(7200), None);
     assert_eq!(told["step"], 60);
     let rates = told["series"]["requests"].as_array().unwrap();
     assert_eq!(rates.len(), 120);
@@ -104,7 +104,7 @@ fn what_happens_between_two_samples_is_told_at_once_and_only_once() {
     history.add(with_pods(99_002, &[("a", "up")]));
     let expected = ["99000 router_started -", "99000 pod_down a", "99002 pod_up a"];
     assert_eq!(changes(&history), expected);
-    let told = history.json(99_002, Duration::from_secs(2));
+    let told = history.json(99_002, Duration::from_secs(2), None);
     assert_eq!(told["series"]["waiting"], json!([0.0, 0.0]), "no sample is missing");
 }
 
@@ -148,7 +148,7 @@ fn a_day_and_any_number_of_changes_take_less_than_half_a_mebibyte() {
     assert!(bytes < 512 << 10, "{bytes}");
     assert_eq!(state.changes.len(), MAX_CHANGES);
     drop(state);
-    let told = history.json(89_999, hour());
+    let told = history.json(89_999, hour(), None);
     let known = told["series"]["requests"].as_array().unwrap().iter();
     assert_eq!(known.filter(|value| !value.is_null()).count(), SECONDS);
 }
@@ -158,9 +158,9 @@ fn a_clock_that_was_set_back_starts_anew_and_one_that_stands_still_adds_nothing(
     let history = ChartHistory::default();
     (0..9).for_each(|second| history.add(at(5000 + second, second)));
     history.add(at(5008, 900));
-    assert_eq!(history.json(5008, hour())["series"]["requests"][3599], json!(1.0));
+    assert_eq!(history.json(5008, hour(), None)["series"]["requests"][3599], json!(1.0));
     (0..3).for_each(|second| history.add(at(100 + second, 0)));
-    let told = history.json(102, hour());
+    let told = history.json(102, hour(), None);
     let known = told["series"]["requests"].as_array().unwrap().iter();
     assert_eq!(known.filter(|value| !value.is_null()).count(), 2);
 }

@@ -7,6 +7,7 @@ usage: dashboard.py views ADMIN CLIENT CONTROL [IMAGES]
        dashboard.py operate ADMIN CLIENT [IMAGES]
        dashboard.py 256 ADMIN CLIENT CONTROL [IMAGES]
        dashboard.py incident ADMIN CLIENT CONTROL [IMAGES]
+       dashboard.py slow ADMIN CLIENT CONTROL [IMAGES]
        dashboard.py demo ADMIN [IMAGES]
 
 Prints a line for everything it has seen; with a folder for images, pictures of the views are left there.
@@ -25,8 +26,9 @@ import urllib.request
 import incident
 import operating
 import scenes
+import slow
 from browser import Browser
-from visit import DESKTOP, PHONE, Visit, post
+from visit import DESKTOP, PHONE, Visit, post, stream
 
 VIEWS = ["fleet", "index", "decisions", "profiles", "batches", "events", "setup"]
 BAD_PROFILE = "filter: [healthy, model]\nscore:\n  - least_lode: {weight: 1}\npick: max_score\n"
@@ -35,8 +37,8 @@ BAD_PROFILE = "filter: [healthy, model]\nscore:\n  - least_lode: {weight: 1}\npi
 class Traffic:
     """Chats that share long beginnings, from a few threads, until it is told to stop."""
 
-    def __init__(self, client, threads=16, key=None):
-        self.client, self.key, self.over, self.failures = client, key, threading.Event(), []
+    def __init__(self, client, threads=16, key=None, send=post):
+        self.client, self.key, self.send, self.over, self.failures = client, key, send, threading.Event(), []
         self.threads = [threading.Thread(target=self.chat, args=(number,)) for number in range(threads)]
 
     def __enter__(self):
@@ -61,7 +63,7 @@ class Traffic:
             body = {"model": "m", "max_tokens": 12, "messages": [
                 {"role": "system", "content": house + book}, {"role": "user", "content": f"{chapter}{question}?"}]}
             try:
-                post(f"{self.client}/v1/chat/completions", body, key=self.key)
+                self.send(f"{self.client}/v1/chat/completions", body, key=self.key)
             except (urllib.error.URLError, OSError) as error:
                 self.failures.append(str(error))
             self.over.wait(chance.random() / 10)
@@ -374,7 +376,7 @@ if __name__ == "__main__":
             operating.fleet_of_256(admin, control, images)
 
     def after_incident(admin, client, control, images=""):
-        with Traffic(client, threads=4, key="acme-key"):
+        with Traffic(client, threads=4, key="acme-key", send=stream):
             with Traffic(client, threads=16, key="flood-key"):
                 time.sleep(3)
             incident.pod_dies(admin, control)
@@ -382,4 +384,9 @@ if __name__ == "__main__":
             time.sleep(600 if images else 0)
             incident.look(admin, images)
 
-    {"256": large_fleet, "incident": after_incident, "operate": operate, "views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])
+    def slow_pod(admin, client, control, images=""):
+        with Traffic(client, threads=6, send=stream) as traffic:
+            slow.look(admin, control, images)
+        assert not traffic.failures, f"clients were failed: {traffic.failures[:3]}"
+
+    {"256": large_fleet, "slow": slow_pod, "incident": after_incident, "operate": operate, "views": views, "token": token, "gone": gone, "many": many, "demo": scenes.demo}[sys.argv[1]](*sys.argv[2:])

@@ -179,6 +179,24 @@ fn a_fleet_of_256_pods_is_readable() {
 }
 
 #[test]
+fn a_pod_that_is_much_slower_than_its_peers_is_named_within_seconds() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let gateway = configured("dashboard_slow", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let client = format!("http://{}", gateway.address);
+    let control = format!("http://{}", engines.control);
+    let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
+    run(&["slow", &admin, &client, &control, images]);
+    let log = gateway.log();
+    let has = |words: &[&str]| log.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(has(&["pod slow", "pod-1", "half of its peers take"]), "{log}");
+    assert!(has(&["pod no longer slow", "pod-1"]), "{log}");
+}
+
+#[test]
 fn a_page_that_is_opened_after_an_incident_shows_what_happened() {
     if !have_browser() {
         return;

@@ -18,6 +18,14 @@ def post(url, body, kind="application/json", key=None):
         return json.load(answer)
 
 
+def stream(url, body, key=None):
+    """A streamed answer, read to its end."""
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url, json.dumps({**body, "stream": True}).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read()
+
+
 def luminance(colour):
     """How bright `rgb(…)` is, by WCAG."""
     parts = [int(part) / 255 for part in colour[4:-1].split(",")[:3]]

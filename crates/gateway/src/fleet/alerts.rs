@@ -1,11 +1,11 @@
-//! Alerts: log lines about event sources, circuit breakers, predictions and pods without events,
-//! one per change of state.
+//! Alerts: log lines about event sources, circuit breakers, predictions, slow pods and pods without
+//! events, one per change of state.
 //!
 //! The probe loop looks at every pod many times a second; an alert remembers what it has logged, so
 //! that a failure that persists is logged once.
 
 use crate::fleet::registry::PodRegistry;
-use crate::fleet::snapshot::FleetSnapshot;
+use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::observe::metrics::Metrics;
 use crate::observe::metrics::accuracy::AccuracyVerdict;
 use std::collections::HashSet;
@@ -227,6 +227,12 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
                 }
             }
         }
+        for (pod, slow) in metrics.update_speeds(registry.now(), &kinds(&snapshot)) {
+            match slow {
+                Some(slow) => tracing::warn!(pod, reason = slow.to_string(), "pod slow"),
+                None => tracing::info!(pod, "pod no longer slow"),
+            }
+        }
         let now: HashSet<_> = silent_pods(&registry, &metrics).into_iter().collect();
         let mut silent = metrics.silent();
         for pod in now.difference(&silent) {
@@ -238,6 +244,15 @@ pub async fn watch(registry: Arc<PodRegistry>, metrics: Arc<Metrics>) {
         }
         *silent = now;
     }
+}
+
+/// The models and roles of every pod: a pod is compared with those that have the same.
+fn kinds(snapshot: &FleetSnapshot) -> BTreeMap<String, String> {
+    let kind = |entry: &PodEntry| {
+        let facts = entry.pod.facts();
+        (facts.name.to_string(), format!("{:?} {:?}", facts.models, facts.roles))
+    };
+    snapshot.entries().iter().map(kind).collect()
 }
 
 /// The pods that should send events, have answered enough requests to store blocks, and never sent

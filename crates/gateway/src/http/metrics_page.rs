@@ -14,6 +14,7 @@ use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Name, PodStat
 use crate::observe::metrics::family::Family;
 use crate::observe::metrics::openmetrics::openmetrics;
 use crate::observe::metrics::page::MetricsPage;
+use crate::observe::metrics::slow_pods::PodTime;
 use crate::observe::metrics::text::text;
 use crate::observe::metrics::{Metrics, family, process};
 use crate::proxy::body_budget::RefusedBodies;
@@ -91,6 +92,14 @@ pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     for pod in pods {
         let name = &pod.facts().name;
         broken.value(&[name.as_str()], u8::from(metrics.verdict(name).is_broken()));
+    }
+    let slow = page.family(family::POD_SLOW);
+    for pod in pods {
+        let name = &pod.facts().name;
+        let found = metrics.speed(name).slow.map(|slow| slow.time);
+        for time in PodTime::ALL {
+            slow.value(&[name.as_str(), time.word()], u8::from(found == Some(time)));
+        }
     }
     let silent = page.family(family::EVENTS_SILENT);
     for pod in pods {

@@ -120,6 +120,12 @@ families! {
         "Time of a routed request in the wait queue, or in waiting for the first pod of its model; 0 for most.";
     TRAFFIC_REQUEST_SECONDS = Histogram "wornpath_traffic_request_seconds" ["profile", "model", "tenant"]
         "Time from the arrival of a request to the last byte of its response.";
+    POD_FIRST_TOKEN_SECONDS = Histogram "wornpath_pod_first_token_seconds" ["pod"]
+        "Time from the decision to the first event of the response, of streams that were not retried, by the pod that computed the prompt. Without batches. What requests wait in the router is not in it.";
+    POD_INTER_TOKEN_SECONDS = Histogram "wornpath_pod_inter_token_seconds" ["pod"]
+        "As `wornpath_traffic_inter_token_seconds`, by pod, without batches and without streams that another pod continued.";
+    POD_SLOW = Gauge "wornpath_pod_slow" ["pod", "time"]
+        "1 if the pod's time to the `first_token`, or its `inter_token` time, was at least three times that of half of the pods with the same models and roles, in two measurements in a row. Pods that compute more of their prompts may take longer by as much. A measurement takes some seconds, or up to a minute where there are few requests, and three such pods.";
     SERIES_DROPPED = Counter "wornpath_series_dropped_total" []
         "Finished requests counted in no other series, because the limit on label combinations was reached.";
     POD_REQUESTS = Gauge "wornpath_pod_requests" ["pod"]

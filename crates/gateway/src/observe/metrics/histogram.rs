@@ -42,6 +42,27 @@ pub(crate) const FINE: [u64; 133] = {
 /// Cumulative counts: for every fine bound, and last for all times.
 pub(crate) type Cumulative = [u64; FINE.len() + 1];
 
+/// The quantile `share` in seconds, interpolated linearly within its bucket as Prometheus does.
+pub(crate) fn quantile(counts: &Cumulative, share: f64) -> Option<f64> {
+    let all = *counts.last()?;
+    if all == 0 {
+        return None;
+    }
+    let wanted = share * all as f64;
+    let bucket = counts.iter().position(|count| *count as f64 >= wanted)?;
+    let seconds = |nanos: u64| Duration::from_nanos(nanos).as_secs_f64();
+    let upper = seconds(FINE[bucket.min(FINE.len() - 1)]);
+    if bucket == FINE.len() {
+        return Some(upper);
+    }
+    let (lower, below) = match bucket.checked_sub(1) {
+        Some(before) => (seconds(FINE[before]), counts[before]),
+        None => (0.0, 0),
+    };
+    let within = (counts[bucket] - below).max(1) as f64;
+    Some(lower + (upper - lower) * (wanted - below as f64) / within)
+}
+
 /// A histogram of times.
 #[derive(Debug)]
 pub struct Histogram {

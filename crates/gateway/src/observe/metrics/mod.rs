@@ -12,12 +12,14 @@ pub mod given_away;
 mod histogram;
 pub(crate) mod openmetrics;
 pub(crate) mod page;
+pub mod pod_times;
 pub(crate) mod process;
+pub mod slow_pods;
 pub(crate) mod text;
 pub mod totals;
 mod traffic;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +42,8 @@ use crate::observe::summary::{RequestEnd, RequestSummary, SeriesIndex, SummaryOb
 use given_away::{ByReason, GivenAway};
 use histogram::SeriesTable;
 use page::{FamilySamples, MetricsPage};
+use pod_times::{PodTimes, TimesByPod};
+use slow_pods::{PodSpeed, PodSpeeds, SlowPod};
 use traffic::TrafficMetrics;
 
 /// The counters of the gateway.
@@ -54,6 +58,8 @@ pub struct Metrics {
     untokenized: [AtomicU64; Untokenized::ALL.len()],
     /// By model and tenant.
     traffic: TrafficMetrics,
+    times: TimesByPod,
+    speeds: Mutex<PodSpeeds>,
     /// Pods that should send events and never sent one.
     silent: Mutex<HashSet<Name>>,
     /// The sum over removed pods whose series were pruned.
@@ -149,6 +155,7 @@ pub enum Reload {
 impl SummaryObserver for Metrics {
     fn ended(&self, record: &RequestSummary) {
         self.given_away.count(record);
+        self.times.count(record);
         let pod = record.pod.as_ref().map(|(_, name)| name.clone());
         let key = PodSeriesKey { profile: record.profile.clone(), pod: pod.clone() };
         let (computed_by, usage) = record.computed();
@@ -248,6 +255,32 @@ impl Metrics {
         self.meters().get(pod).map(AccuracyMeter::verdict).unwrap_or_default()
     }
 
+    /// The times of all pods that are present or were removed recently, since the start.
+    #[must_use]
+    pub fn times_by_pod(&self) -> BTreeMap<String, PodTimes> {
+        self.times.all()
+    }
+
+    /// Measures the pods of the fleet, each given with its models and roles, and returns those that
+    /// became slow, or are no longer.
+    pub fn update_speeds(
+        &self,
+        now: Moment,
+        kinds: &BTreeMap<String, String>,
+    ) -> Vec<(String, Option<SlowPod>)> {
+        self.speeds().update(now, &self.times.all(), kinds)
+    }
+
+    /// The speed of a pod by its last measurement.
+    #[must_use]
+    pub fn speed(&self, pod: &Name) -> PodSpeed {
+        self.speeds().of(pod.as_str())
+    }
+
+    fn speeds(&self) -> MutexGuard<'_, PodSpeeds> {
+        self.speeds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether a pod should send events and never sent one, though it has answered enough requests.
     #[must_use]
     pub fn is_silent(&self, pod: &Name) -> bool {
@@ -282,6 +315,7 @@ impl Metrics {
         self.add_pruned(&mut pruned, is_exported);
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
         self.pods.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
+        self.times.retain(&is_exported);
         self.scrapes.retain(&is_present);
         self.meters().retain(|pod, _| is_exported(pod));
         self.silent().retain(&is_present);
@@ -390,6 +424,7 @@ impl Metrics {
             });
         }
         self.traffic.write(page);
+        self.times.write(page);
         self.given_away.write(page);
         page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
         let mut scrapes = self.scrapes.all();

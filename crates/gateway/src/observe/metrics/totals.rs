@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use wornpath_routing::Name;
 
-use crate::observe::metrics::histogram::{Cumulative, FINE};
+use crate::observe::metrics::histogram::{Cumulative, FINE, quantile};
 use crate::observe::metrics::{Metrics, PodCounters, PodSeriesKey, pod_label};
 use crate::observe::summary::RequestEnd;
 use wornpath_config::OFFLINE;
@@ -141,26 +141,9 @@ impl Figures {
         (self.gaps > 0).then(|| Duration::from_nanos(self.gap_nanos / self.gaps))
     }
 
-    /// The quantile `share` of the time to first byte in seconds, interpolated linearly within its
-    /// bucket as Prometheus does.
+    /// The quantile `share` of the time to first byte in seconds.
     pub fn first_byte_quantile(&self, share: f64) -> Option<f64> {
-        let all = *self.first_byte.last()?;
-        if all == 0 {
-            return None;
-        }
-        let wanted = share * all as f64;
-        let bucket = self.first_byte.iter().position(|count| *count as f64 >= wanted)?;
-        let seconds = |nanos: u64| Duration::from_nanos(nanos).as_secs_f64();
-        let upper = seconds(FINE[bucket.min(FINE.len() - 1)]);
-        if bucket == FINE.len() {
-            return Some(upper);
-        }
-        let (lower, below) = match bucket.checked_sub(1) {
-            Some(before) => (seconds(FINE[before]), self.first_byte[before]),
-            None => (0.0, 0),
-        };
-        let within = (self.first_byte[bucket] - below).max(1) as f64;
-        Some(lower + (upper - lower) * (wanted - below as f64) / within)
+        quantile(&self.first_byte, share)
     }
 }
 
