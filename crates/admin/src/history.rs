@@ -141,7 +141,8 @@ struct HistoryState {
     window: VecDeque<(u64, Figures)>,
     /// The figures at the start of this minute.
     minute: Option<(u64, Figures)>,
-    /// The time of the last sample.
+    /// The times of the first and of the last sample.
+    started: Option<u64>,
     sampled: Option<u64>,
     last: Option<Observation>,
 }
@@ -177,6 +178,7 @@ impl Default for HistoryState {
             pods: PodHistory::default(),
             window: VecDeque::new(),
             minute: None,
+            started: None,
             sampled: None,
             last: None,
         }
@@ -204,6 +206,7 @@ impl ChartHistory {
         if let Some(times) = seen.times.take() {
             state.pods.add(seen.at, times);
         }
+        state.started.get_or_insert(seen.at);
         state.sampled = Some(seen.at);
         state.last = Some(seen);
     }
@@ -253,7 +256,7 @@ impl ChartHistory {
         let series: Map<_, _> = names.zip(columns.into_iter().map(Value::from)).collect();
         let changes = state.changes.iter().filter(|change| change.at > from);
         json!({
-            "now": now, "from": from, "step": step, "series": series,
+            "now": now, "from": from, "step": step, "started": state.started, "series": series,
             "pods": state.pods.json(now, wanted.as_secs(), pod),
             "changes": changes.map(Change::json).collect::<Value>(),
         })

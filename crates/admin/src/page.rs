@@ -34,6 +34,7 @@ assets! {
     "fleet.js" SCRIPT;
     "figures.js" SCRIPT;
     "failures.js" SCRIPT;
+    "gaps.js" SCRIPT;
     "heat.js" SCRIPT;
     "speeds.js" SCRIPT;
     "origins.js" SCRIPT;

@@ -138,9 +138,24 @@ function grouped(values, size) {
   return groups;
 }
 
-// Lines over a range of time, the highest value in words, and marks where something changed. Each line is a list of
-// numbers or nothing; all share one scale, from zero.
-export function lines(series, { as, most, length = 120, points = 360, title = "last 2 min", marks = [] }) {
+// The times without values, as shares of the width, each with its reason. The last value may still be on its way.
+function spans(reasons, size, places) {
+  const found = [];
+  const first = reasons.length % size;
+  for (let at = first; at < reasons.length; at += size) {
+    const group = reasons.slice(at, at + size);
+    if (group.includes(null) || (at + size >= reasons.length && found.at(-1)?.until !== at)) continue;
+    const last = found.at(-1);
+    if (last?.until === at && last.why === group[0]) last.until = at + size;
+    else found.push({ at, until: at + size, why: group[0] });
+  }
+  const x = (at) => Math.min(1, Math.max(0, (places + 1 - (reasons.length - at) / size - 0.5) / places));
+  return found.map(({ at, until, why }) => ({ from: x(at), share: x(until) - x(at), why }));
+}
+
+// Lines over a range of time, the highest value in words, marks where something changed, and the reasons of gaps. Each
+// line is a list of numbers or nothing; all share one scale, from zero.
+export function lines(series, { as, most, length = 120, points = 360, title = "last 2 min", marks = [], gaps = [] }) {
   const values = series.flatMap(({ values }) => values).filter(is);
   const highest = values.reduce((most, value) => Math.max(most, value), 0);
   const top = Math.max(most ?? 0, highest, 1e-9);
@@ -159,8 +174,11 @@ export function lines(series, { as, most, length = 120, points = 360, title = "l
   };
   return h("figure", { class: "chart" },
     h("figcaption", {}, h("span", {}, title), h("span", {}, values.length ? `highest ${as(highest)}` : "")),
-    h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
-      h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
-      marks.map(({ x, cls }) => h("line", { class: `mark ${cls}`, x1: x.toFixed(2), x2: x.toFixed(2), y1: 0, y2: 39.5 })),
-      series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(grouped(values, size)) }))));
+    h("div", { class: "plot" },
+      spans(gaps, size, places).map(({ from, share, why }) =>
+        h("div", { class: "gap", title: why, vars: { "--from": from.toFixed(4), "--share": share.toFixed(4) } }, h("span", {}, why))),
+      h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
+        h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
+        marks.map(({ x, cls }) => h("line", { class: `mark ${cls}`, x1: x.toFixed(2), x2: x.toFixed(2), y1: 0, y2: 39.5 })),
+        series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(grouped(values, size)) })))));
 }

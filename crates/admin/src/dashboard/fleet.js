@@ -1,6 +1,6 @@
 // The fleet at a glance: how much comes, how fast it is answered, what caches save, and how every pod is.
 
-import { changes, chart, ranges, remember } from "./history.js";
+import { changes, chart, gapsOf, ranges, remember } from "./history.js";
 import { address, here } from "./address.js";
 import { failures } from "./failures.js";
 import { figures } from "./figures.js";
@@ -43,15 +43,16 @@ function tiles(state) {
   const [p50, p90, p99] = ["p50", "p90", "p99"].map((name) => of((r) => r.first_byte_seconds[name]));
   const hits = of((r) => r.hit_rate);
   const saved = of((r) => r.saved_tokens);
+  const gaps = (pick, unknown) => ({ gaps: gapsOf(state, all, pick, unknown) });
   return h("div", { class: "tiles" },
     tile("Requests", [[rate(last(requests)), "per second"], ...(last(failed) > 0 ? [[rate(last(failed)), "failed", "bad"]] : [])],
-      lines([{ values: requests }, { values: failed, cls: "bad" }], { ...range, as: (value) => `${rate(value)} per second` }),
+      lines([{ values: requests }, { values: failed, cls: "bad" }], { ...range, ...gaps((r) => r.requests), as: (value) => `${rate(value)} per second` }),
       `${count(totals.requests)} since the start, ${count(totals.failed)} failed, ${count(totals.waiting)} waiting`),
     tile("Time to first byte", [[duration(last(p50)), "p50", null, "p50"], [duration(last(p90)), "p90", null, "p90"], [duration(last(p99)), "p99", null, "p99"]],
-      lines([{ values: p99, cls: "p99" }, { values: p90, cls: "p90" }, { values: p50, cls: "p50" }], { ...range, as: duration }), state.past?.step > 1 ? "each over a minute" : "each over the last five seconds"),
-    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { ...range, as: percent, most: 1 }),
+      lines([{ values: p99, cls: "p99" }, { values: p90, cls: "p90" }, { values: p50, cls: "p50" }], { ...range, ...gaps((r) => r.first_byte_seconds.p50, "no answers"), as: duration }), state.past?.step > 1 ? "each over a minute" : "each over the last five seconds"),
+    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { ...range, ...gaps((r) => r.hit_rate), as: percent, most: 1 }),
       `${percent(totals.hit_rate)} since the start, by the engines' own count`),
-    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { ...range, as: (value) => `${rate(value)} per second` }),
+    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { ...range, ...gaps((r) => r.saved_tokens), as: (value) => `${rate(value)} per second` }),
       `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens not computed`));
 }
 

@@ -2,6 +2,7 @@
 
 import { h } from "./draw.js";
 import { here } from "./address.js";
+import { fleetGaps, podGaps } from "./gaps.js";
 import { get } from "./stream.js";
 
 // Names and seconds. Within an hour there is a value per second, beyond it one per minute.
@@ -40,11 +41,11 @@ export function remember(state) {
   const { view, part } = here();
   const pod = view === "fleet" ? part : "";
   if (past?.range === seconds(state) && past.pod === pod && now - past.asked < FRESH && !past.isMissing) return;
-  const asked = { pod, pods: past?.pods, range: seconds(state), asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
+  const asked = { pod, pods: past?.pods, started: past?.started, range: seconds(state), asked: now, step: past?.step ?? 1, changes: past?.changes ?? [], from: past?.from, now: past?.now };
   state.past = asked;
   get(`/history?seconds=${asked.range}${pod ? `&pod=${encodeURIComponent(pod)}` : ""}`).then((told) => {
     if (state.past !== asked) return;
-    Object.assign(asked, { pods: told.pods, step: told.step, from: told.from, now: told.now, changes: told.changes });
+    Object.assign(asked, { pods: told.pods, started: told.started, step: told.step, from: told.from, now: told.now, changes: told.changes });
     state.history = told.series.requests.map((_, at) => row(told.series, at));
     // This second may not have been sampled yet.
     if (told.step === 1) state.history[state.history.length - 1] ??= state.snapshot?.rates ?? null;
@@ -98,11 +99,24 @@ export function chart(state) {
   return { length, points: POINTS, title: `last ${name}`, marks: marks.filter(({ x }) => x >= 0 && x <= 100) };
 }
 
-// How the charts of pods are drawn, and the times of each pod.
+// Why the charts of the fleet have no value of a figure.
+export function gapsOf(state, rows, read, unknown) {
+  const { past, snapshot: { now } } = state;
+  if (!past?.now) return [];
+  const { step, started } = past;
+  return fleetGaps({ from: now - rows.length * step, step, started }, rows, read, unknown);
+}
+
+// How the charts of pods are drawn, the times of each pod, and why one has none.
 export function podTimes(state) {
-  const told = state.past?.pods;
+  const { past, snapshot } = state;
+  const told = past?.pods;
   const step = told?.step ?? STEP;
-  return { ...chart(state), length: Math.max(2, Math.ceil(seconds(state) / step)), series: told?.series ?? [], leftOut: told?.left_out ?? 0 };
+  const length = Math.max(2, Math.ceil(seconds(state) / step));
+  const known = changed(state);
+  const health = (name) => name === null ? "up" : snapshot.pods.find((pod) => pod.name === name)?.health ?? "gone";
+  const why = (name, values) => told ? podGaps({ from: told.from, step, started: past.started }, values, known, name, health(name)) : [];
+  return { ...chart(state), length, why, series: told?.series ?? [], leftOut: told?.left_out ?? 0 };
 }
 
 export const ranges = (state) =>

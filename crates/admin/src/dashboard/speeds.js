@@ -1,6 +1,7 @@
 // How fast each pod answers: the time to the first token and between tokens, a line for each pod.
 
 import { duration, h, lines } from "./draw.js";
+import { commonGaps } from "./gaps.js";
 import { podTimes } from "./history.js";
 
 const TIMES = { first_token: "Time to first token", inter_token: "Time between tokens" };
@@ -19,9 +20,11 @@ function tile(state, time, name = null) {
   const shown = name === null ? all : all.filter(([pod]) => pod === name);
   const [slowest] = shown;
   const usual = all.length > FEW ? all[Math.floor(all.length / 2)] : null;
-  const { series, leftOut, ...range } = podTimes(state);
+  const { series, leftOut, why, ...range } = podTimes(state);
   const isSlow = (pod) => all.some(([name, , slow]) => slow && name === pod);
   const own = series.filter(({ pod }) => name === null || pod === name);
+  const none = Array(range.length).fill(null);
+  const gaps = own.length ? commonGaps(own.map(({ pod, [time]: values }) => why(pod, values))) : why(name, none);
   const drawn = own.map(({ pod, [time]: values }) => ({ values, cls: isSlow(pod) ? "warn" : name === null ? "peer" : "" }));
   // What is slow is drawn last, above the others.
   drawn.sort((one, other) => (one.cls === "warn") - (other.cls === "warn"));
@@ -30,7 +33,7 @@ function tile(state, time, name = null) {
     h("p", { class: "figures" },
       h("span", {}, h("b", { class: slowest?.[2] ? "warn" : null }, duration(slowest?.[1])), h("small", {}, slowest ? (name === null ? `${slowest[0]}, the slowest` : "now") : "not measured")),
       usual ? h("span", {}, h("b", {}, duration(usual[1])), h("small", {}, "half of the pods, at most")) : null),
-    lines(drawn.length ? drawn : [{ values: [] }], { ...range, as: duration }),
+    lines(drawn.length ? drawn : [{ values: [] }], { ...range, as: duration, gaps }),
     h("p", { class: "quiet" }, `${time === "first_token" ? "from the decision on, of streams" : "of streams"}${name === null ? `; a line for each pod${leftOut ? `, without ${leftOut} faster ones` : ""}` : ""}`));
 }
 

@@ -40,6 +40,7 @@ fn a_second_has_the_rate_of_the_last_seconds_and_a_gap_is_null() {
     history.add(at(1010, 100));
     let told = history.json(1010, Duration::from_secs(12), None);
     assert_eq!((&told["from"], &told["step"]), (&json!(998), &json!(1)));
+    assert_eq!(told["started"], 1000, "what is null before was before the start");
     let rates: Vec<_> = told["series"]["requests"].as_array().unwrap().clone();
     let expected: Vec<_> = [None, None].into_iter().chain([Some(10.0); 7]).collect();
     assert_eq!(rates[..9], expected.iter().map(|it| json!(it)).collect::<Vec<_>>());

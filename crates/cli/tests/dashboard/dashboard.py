@@ -112,8 +112,29 @@ def past(visit, browser):
     browser.until("the hour has a line", lambda: browser.js(known) > 20)
     browser.click(".ranges button:nth-child(5)")
     browser.until("a day is shown", lambda: "last 24 h" in browser.text(".tile figcaption"))
+    browser.until("what was before the start is no unexplained hole", lambda: "before the router started" in browser.text(".tile .gap"))
     browser.click(".ranges button:nth-child(1)")
     browser.until("two minutes are shown again", lambda: "last 2 min" in browser.text(".tile figcaption"))
+
+
+def gaps(visit, browser):
+    """Every gap of a chart has its reason."""
+    call = lambda name, *given: browser.js(
+        f"import('/dashboard/gaps.js').then(gaps => gaps.{name}({', '.join(one if isinstance(one, str) else json.dumps(one) for one in given)}))")
+    times = {"from": 1000, "step": 10, "started": 1020}
+    rows = [None, None, None, {"requests": 0, "hit_rate": None}, {"requests": 4, "hit_rate": None}, {"requests": 4, "hit_rate": 0.5}]
+    early, unsampled = "before the router started", "the router took no sample"
+    told = call("fleetGaps", times, rows, "rates => rates.hit_rate")
+    assert told == [early, early, unsampled, "no requests", "not reported by the engines", None], told
+    changes = [{"at": at, "kind": kind, "pod": "a"} for at, kind in
+               [(1031, "pod_added"), (1041, "pod_up"), (1061, "pod_down"), (1071, "pod_removed")]] + [{"at": 1045, "kind": "pod_down", "pod": "b"}]
+    told = call("podGaps", times, [None, None, None, None, None, 0.1, None, None, None], changes, "'a'", "'gone'")
+    none = "no streamed requests"
+    assert told == [early, early, "not in the fleet", "starting", none, None, "down", "not in the fleet", "not in the fleet"], told
+    told = call("podGaps", {**times, "started": 1}, [None, 0.2], [], "'b'", "'up'")
+    assert told == [none, None], told
+    assert call("commonGaps", [["down", "down", None], ["down", "x", "down"]]) == ["down", none, None]
+    visit.shown("a reason for every gap in a chart")
 
 
 def index(visit, browser):
@@ -318,6 +339,7 @@ def views(admin, client, control, images=""):
         browser.scheme("light")
         browser.open(f"{admin}/")
         fleet(visit, browser)
+        gaps(visit, browser)
         index(visit, browser)
         decisions(visit, browser)
         profiles(visit, browser)

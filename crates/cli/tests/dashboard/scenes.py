@@ -31,6 +31,7 @@ def gone(admin, process):
         finally:
             os.kill(process, signal.SIGCONT)
         browser.until("it goes on by itself", lambda: not browser.text(".lost") and not dimmed() and visit.rate(), 30)
+        browser.until("the seconds that are missing say why", lambda: browser.js("document.querySelector('.tile .gap[title=\"the router took no sample\"]') !== null"))
         os.kill(process, signal.SIGKILL)
         told = browser.until("a router that is killed is told of", lambda: "does not answer" in browser.text(".lost") and browser.text(".lost"))
         visit.shown(f"a router that does not answer: {told}")
