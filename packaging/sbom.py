@@ -11,7 +11,7 @@ import uuid
 import zlib
 from pathlib import Path
 
-ROOT_CRATE = "wornpath-cli"
+ROOT_CRATE = "wornpath"
 
 
 def _cargo(root: Path, *arguments: str) -> str:

@@ -2,7 +2,7 @@
 //! it comes from, and figures that are older than the code they speak of are listed as such.
 //!
 //! Age is counted in commits to the crates that a file speaks of, not in days: figures do not age
-//! while nobody changes the code. `UPDATE=1 cargo test -p wornpath-cli --test docs evidence` writes
+//! while nobody changes the code. `UPDATE=1 cargo test -p wornpath --test docs evidence` writes
 //! the list anew.
 
 use crate::page::root;
@@ -113,7 +113,10 @@ fn unknown_tests(words: &[&str]) -> Option<String> {
         let at = words.iter().position(|word| *word == option)?;
         words.get(at + 1).copied()
     };
-    let package = after("-p")?.strip_prefix("wornpath-")?;
+    let package = match after("-p")? {
+        "wornpath" => "cli",
+        other => other.strip_prefix("wornpath-")?,
+    };
     let folder = match package {
         "fuzz" => root().join("fuzz"),
         _ => root().join("crates").join(package),
@@ -178,7 +181,7 @@ fn not_in_step(command: &str, step: &str, script: &str) -> Option<String> {
     let body = script.split(&format!("\n{function}() {{")).nth(1)?;
     let body = body.split("\n}").next()?.split("\n\n").next()?;
     let words = command.split_whitespace();
-    let wanted = words.filter(|word| word.contains('=') || word.starts_with("wornpath-"));
+    let wanted = words.filter(|word| word.contains('=') || word.starts_with("wornpath"));
     let lacks = |word: &str| match word.split_once('=') {
         Some((variable, _)) => !body.contains(&format!("{variable}=")),
         None => !body.contains("--workspace") && !body.contains(word),
@@ -294,7 +297,7 @@ fn figures_older_than_the_code_they_speak_of_are_listed_on_the_page() {
         fs::write(root().join(PAGE), page).unwrap();
         return;
     }
-    let cure = "measure again, or write the list with `UPDATE=1 cargo test -p wornpath-cli --test docs evidence`";
+    let cure = "measure again, or write the list with `UPDATE=1 cargo test -p wornpath --test docs evidence`";
     report(&[format!(
         "{PAGE}: the figures with more than {MOST_COMMITS} commits since are\n{table}{cure}"
     )]);

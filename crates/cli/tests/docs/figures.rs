@@ -5,7 +5,7 @@
 //! `bench/results/gateway.txt` below the heading `1 KB, whole, 32 connections`, the first number
 //! behind `nginx` at the beginning of a line. Of several headings, joined by ` + `, or of all, said
 //! by `*`, it is the least and the greatest: `0.39 to 0.65`. `9/5` is the ninth number over
-//! the fifth. `UPDATE=1 cargo test -p wornpath-cli --test docs figures` writes all of them anew.
+//! the fifth. `UPDATE=1 cargo test -p wornpath --test docs figures` writes all of them anew.
 
 use crate::page::{Page, pages, root};
 use crate::report;
@@ -34,9 +34,7 @@ fn every_figure_that_names_its_raw_file_is_what_that_file_says() {
                 wrong.push(format!("{}:{line}: by the raw file: {raw}", page.path));
             }
         }
-        wrong.push(
-            "write them with `UPDATE=1 cargo test -p wornpath-cli --test docs figures`".into(),
-        );
+        wrong.push("write them with `UPDATE=1 cargo test -p wornpath --test docs figures`".into());
     }
     assert!(seen > 20, "only {seen} figures name their raw file");
     report(&wrong);

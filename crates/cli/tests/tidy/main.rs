@@ -211,7 +211,7 @@ fn the_dist_profile_optimizes_whatever_the_release_profile_does_not() {
 /// float could pass while the product lacks it.
 #[test]
 fn the_product_reads_floats_to_the_last_digit_without_the_help_of_a_dev_dependency() {
-    let tree = ["tree", "--frozen", "--package", "wornpath-cli", "--edges", "normal,build"];
+    let tree = ["tree", "--frozen", "--package", "wornpath", "--edges", "normal,build"];
     let output = Command::new(env!("CARGO"))
         .args(tree)
         .args(["--prefix", "none", "--format", "{p} [{f}]"])
