@@ -28,6 +28,7 @@ use tokio::runtime::Runtime;
 use workload::{DemoSession, cold_prompt, endless, sessions};
 use wornpath_gateway::RequestSummary;
 
+use crate::run::INTERRUPTED;
 use crate::serve::Log;
 
 const POLICIES: [&str; 2] = ["round-robin", "cache-aware"];
@@ -71,7 +72,7 @@ pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Res
         if gateway.is_stopping() {
             gateway.wait()?;
             writeln!(out, "\nInterrupted.")?;
-            return Ok(ExitCode::FAILURE);
+            return Ok(ExitCode::from(INTERRUPTED));
         }
         if compared.is_err() || arguments.once {
             gateway.stop()?;

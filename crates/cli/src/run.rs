@@ -26,7 +26,7 @@ const SOME_FAILED: u8 = 1;
 /// Exit status if the run ended early: `--resume` runs the rest.
 const UNFINISHED: u8 = 3;
 /// Exit status after a signal, by the convention of shells.
-const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Context of an error that ends a run. Published results stay.
 const RUN_FAILED: &str = "run failed; fix the error below, then run the rest with --resume";

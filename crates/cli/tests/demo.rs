@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn demo() -> Command {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_wornpath"));
@@ -90,8 +91,11 @@ fn ctrl_c_during_the_comparison_ends_the_demo_and_leaves_no_process_behind() {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     assert_eq!(children.unwrap_or_default(), "", "engines and gateway live in the one process");
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let interrupted = Instant::now();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let status = child.wait().unwrap();
-    assert_eq!(status.code(), Some(1), "{rest:?}");
+    let took = interrupted.elapsed();
+    assert_eq!(status.code(), Some(130), "{rest:?}");
+    assert!(took < Duration::from_secs(6), "waits only for what is in flight: {took:?}");
     assert_eq!(rest.last().map(String::as_str), Some("Interrupted."), "{rest:?}");
 }

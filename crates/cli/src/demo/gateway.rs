@@ -1,7 +1,7 @@
 //! The demo's gateway: that of `wornpath serve`, in a thread of this process.
 
 use super::client::DemoClient;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -88,7 +88,7 @@ impl<'scope> DemoGateway<'scope> {
                 pod_state.health() == Health::Up && pod_state.breaker() == BreakerState::Closed
             })
         };
-        until(is_up).await.context("some pods are not up")
+        self.until(is_up).await.context("some pods are not up")
     }
 
     /// Waits until the index is empty.
@@ -99,12 +99,12 @@ impl<'scope> DemoGateway<'scope> {
                 |pod| self.gateway.pods().index().pod_stats(pod).map_or(0, |stats| stats.blocks);
             snapshot.entries().iter().all(|entry| blocks(entry.pod.id()) == 0)
         };
-        until(is_empty).await.context("the index still holds blocks of caches that were reset")
+        self.until(is_empty).await.context("the index still holds blocks of caches that were reset")
     }
 
     /// The summary of a request, which is recorded a moment after its answer.
     pub(super) async fn record(&self, id: &str) -> anyhow::Result<Arc<RequestSummary>> {
-        until(|| self.recent.find(id).is_some()).await?;
+        self.until(|| self.recent.find(id).is_some()).await?;
         self.recent.find(id).with_context(|| format!("no summary of request `{id}`"))
     }
 
@@ -125,15 +125,17 @@ impl<'scope> DemoGateway<'scope> {
         kill_process(getpid(), Signal::TERM)?;
         self.wait()
     }
-}
 
-async fn until(condition: impl Fn() -> bool) -> anyhow::Result<()> {
-    let waiting = async {
-        while !condition() {
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, waiting)
-        .await
-        .with_context(|| format!("timeout after {} s", TIMEOUT.as_secs()))
+    async fn until(&self, condition: impl Fn() -> bool) -> anyhow::Result<()> {
+        let waiting = async {
+            while !condition() {
+                ensure!(!self.is_stopping(), "interrupted");
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(TIMEOUT, waiting)
+            .await
+            .with_context(|| format!("timeout after {} s", TIMEOUT.as_secs()))?
+    }
 }
