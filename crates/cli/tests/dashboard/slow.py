@@ -23,6 +23,11 @@ def metric(admin, line):
     return next((float(found.rsplit(" ", 1)[1]) for found in lines if found.startswith(f"{line} ")), None)
 
 
+def read(admin, path):
+    with urllib.request.urlopen(f"{admin}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
 def look(admin, control, images=""):
     with Browser() as browser:
         visit = Visit(browser, images)
@@ -45,6 +50,9 @@ def look(admin, control, images=""):
         browser.until("it is among what changed", lambda: "pod-1 slow" in browser.text(".changes"))
         slow = [metric(admin, f'wornpath_pod_slow{{pod="pod-1",time="{time}"}}') for time in TIMES]
         assert sorted(slow) == [0, 1], slow
+        told = next(pod["speed"]["slow"] for pod in read(admin, "/pods")["pods"] if pod["name"] == "pod-1")
+        described = read(admin, "/openapi.json")["components"]["schemas"]["SlowPod"]["properties"]
+        assert told and set(told) == set(described), (told, described)
         assert metric(admin, 'wornpath_pod_first_token_seconds_count{pod="pod-1"}') > 3
         if images:
             time.sleep(40)
