@@ -109,10 +109,19 @@ pub struct SlowPod {
 
 impl std::fmt::Display for SlowPod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let millis = |seconds: f64| Duration::from_millis((seconds * 1e3).round() as u64);
         let Self { time, seconds, usual } = self;
-        let (own, usual) = (millis(*seconds), millis(*usual));
-        write!(f, "{own:?} {}; half of its peers take {usual:?} at most", time.phrase())
+        let (own, usual) = (in_words(*seconds), in_words(*usual));
+        write!(f, "{own} {}; half of its peers take {usual} at most", time.phrase())
+    }
+}
+
+/// With the digits that matter.
+fn in_words(seconds: f64) -> String {
+    let millis = seconds * 1e3;
+    match millis {
+        ..10.0 => format!("{millis:.1} ms"),
+        10.0..1000.0 => format!("{millis:.0} ms"),
+        _ => format!("{seconds:.1} s"),
     }
 }
 
@@ -336,7 +345,8 @@ mod tests {
         let slow = speeds.of("c").slow.unwrap();
         assert_eq!(slow.time, PodTime::FirstToken);
         let told = slow.to_string();
-        assert!(told.contains("s to the first token; half of its peers take "), "{told}");
+        assert!(told.contains(" s to the first token; half of its peers take "), "{told}");
+        assert!(told.ends_with(" ms at most"), "{told}");
         assert_eq!(speeds.of("e").slow, None);
         assert!(speeds.of("a").first_token.is_some_and(|seconds| (0.09..0.12).contains(&seconds)));
     }
