@@ -1,4 +1,5 @@
 //! `wornpath demo`, run as a user runs it.
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::io::{BufRead, BufReader};

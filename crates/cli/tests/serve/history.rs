@@ -37,7 +37,9 @@ fn what_happened_before_the_page_was_opened_is_remembered() {
     fs::write(&file, &pods).unwrap();
     let arguments = ["-c", file.to_str().unwrap(), "--admin", "127.0.0.1:0"];
     let gateway = Gateway::start(&arguments, 2);
-    eventually("the start is noted", || changes(&gateway).iter().any(|it| it == "router_started -"));
+    eventually("the start is noted", || {
+        changes(&gateway).iter().any(|it| it == "router_started -")
+    });
     for _ in 0..20 {
         let body = json!({"model": "m", "prompt": "words", "max_tokens": 2});
         assert_eq!(gateway.post("/v1/completions", &body).status, 200);

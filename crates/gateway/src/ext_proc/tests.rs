@@ -109,6 +109,8 @@ impl Bench {
         let ended = Arc::<Ended>::default();
         gateway.observe(vec![Arc::clone(&ended) as Arc<dyn SummaryObserver>]);
         let worker = Arc::new(Worker::new(Arc::clone(&gateway), 0));
+        let poller = Arc::clone(&worker);
+        tokio::spawn(async move { poller.gateway.wait_queue.run_poller(&*poller).await });
         Self { gateway, worker, ended }
     }
 

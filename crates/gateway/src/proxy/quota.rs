@@ -274,7 +274,7 @@ mod tests {
                 open.push(permit);
             }
             if open.len() > 8 {
-                let mut permit = open.swap_remove(rng.below(8) as usize);
+                let mut permit = open.swap_remove(rng.below(8));
                 let usage = usage(rng.below(600) as u64, rng.below(200) as u64);
                 spent += usage.prompt_tokens.unwrap() + usage.output_tokens.unwrap();
                 permit.settle(&usage);

@@ -315,7 +315,7 @@ impl Metrics {
         self.add_pruned(&mut pruned, is_exported);
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
         self.pods.retain(|key| key.pod.as_ref().is_none_or(&is_exported));
-        self.times.retain(&is_exported);
+        self.times.retain(is_exported);
         self.scrapes.retain(&is_present);
         self.meters().retain(|pod, _| is_exported(pod));
         self.silent().retain(&is_present);

@@ -163,13 +163,13 @@ impl PodSpeeds {
         kinds: &BTreeMap<String, String>,
     ) -> Vec<(String, Option<SlowPod>)> {
         self.0.retain(|pod, _| kinds.contains_key(pod));
+        let nothing = PodTimes::default();
         let mut measured = Vec::new();
         for (pod, kind) in kinds {
-            let now_counted = times.get(pod).copied().unwrap_or_default();
-            let known =
-                self.0.entry(pod.clone()).or_insert_with(|| MeasuredPod::new(now_counted, now));
+            let counted = times.get(pod).unwrap_or(&nothing);
+            let known = self.0.entry(pod.clone()).or_insert_with(|| MeasuredPod::new(counted, now));
             known.kind.clone_from(kind);
-            if known.measure(now_counted, now) {
+            if known.measure(counted, now) {
                 measured.push(pod.clone());
             }
         }
@@ -241,14 +241,14 @@ enum Verdict {
 }
 
 impl MeasuredPod {
-    fn new(before: PodTimes, since: Moment) -> Self {
+    fn new(before: &PodTimes, since: Moment) -> Self {
         let last = PodTimes::default();
         let kind = String::new();
-        Self { kind, before, since, last, slow_in_a_row: 0, slow: None }
+        Self { kind, before: *before, since, last, slow_in_a_row: 0, slow: None }
     }
 
     /// Ends the measurement if enough was counted, or after a long time. Returns whether it did.
-    fn measure(&mut self, counted: PodTimes, now: Moment) -> bool {
+    fn measure(&mut self, counted: &PodTimes, now: Moment) -> bool {
         let own = counted.since(&self.before);
         let is_enough = PodTime::ALL.iter().any(|time| time.counted(&own) >= time.enough());
         let age = now.since(self.since);
@@ -256,7 +256,7 @@ impl MeasuredPod {
             return false;
         }
         self.last = own;
-        self.before = counted;
+        self.before = *counted;
         self.since = now;
         true
     }
