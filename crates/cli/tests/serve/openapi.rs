@@ -148,6 +148,9 @@ fn world(engines: &Engines) -> (Gateway, String) {
         .unwrap();
     assert!(submitted.status.success(), "{submitted:?}");
     let id = String::from_utf8(submitted.stdout).unwrap();
+    // Times by pod are those of streams.
+    let stream = json!({"prompt": "a stream", "max_tokens": 4, "stream": true});
+    assert_eq!(gateway.post("/v1/completions", &stream).status, 200);
     let history = || gateway.ask("GET", "/history", "").json();
     let has = |entries: &Value| entries.as_array().is_some_and(|all| !all.is_empty());
     let is_sampled = || has(&history()["changes"]) && has(&history()["pods"]["series"]);
