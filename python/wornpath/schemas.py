@@ -60,7 +60,21 @@ class Pod(TypedDict):
     engine: PodEngine
     block_size: PodBlockSize | None
     events: PodEvents
+    speed: Speed
     predictions: PodPredictions
+
+
+class Speed(TypedDict):
+    first_token_seconds: float | None
+    inter_token_seconds: float | None
+    slow: SlowPod | None
+
+
+class SlowPod(TypedDict):
+    time: Literal["first_token", "inter_token"]
+    seconds: float
+    usual_seconds: float
+    meaning: str
 
 
 class PodBlockSize(TypedDict):
@@ -290,22 +304,42 @@ class HistorySeries(TypedDict):
     waiting: list[float | None]
 
 
+HistoryPods = TypedDict(
+    "HistoryPods",
+    {
+        "from": "int",
+        "step": "int",
+        "left_out": "int",
+        "series": "list[PodTimes]",
+    },
+)
+
+
 History = TypedDict(
     "History",
     {
         "now": "int",
         "from": "int",
         "step": "int",
+        "started": "int | None",
         "series": "HistorySeries",
+        "pods": "HistoryPods",
         "changes": "list[Change]",
     },
 )
 
 
+class PodTimes(TypedDict):
+    pod: str
+    first_token: list[float | None]
+    inter_token: list[float | None]
+
+
 class Change(TypedDict):
     at: int
     pod: str | None
-    kind: Literal["router_started", "reload_applied", "reload_refused", "pod_added", "pod_removed", "pod_up", "pod_down", "pod_draining", "pod_restarted"]
+    detail: str | None
+    kind: Literal["router_started", "reload_applied", "reload_refused", "pod_added", "pod_removed", "pod_up", "pod_down", "pod_draining", "pod_restarted", "pod_slow", "pod_no_longer_slow"]
 
 
 class Traffic(TypedDict):
