@@ -266,11 +266,11 @@ mod tests {
     #[test]
     fn an_entry_that_comes_or_goes_is_one_difference_and_a_written_default_is_none() {
         let old = "pods: [{name: a, url: \"http://h:1\", labels: {gpu: l4}}]\n";
-        let new = "stream_usage: always\npods: [{url: \"http://h:2\", role: [prefill, decode]}]\n";
+        let new = "stream_usage: always\npods: [{url: \"http://h:2\", role: [serve, prefill]}]\n";
         assert_eq!(
             told(old, new),
             [
-                "pods.h:2: none → {url: http://h:2, role: prefill, decode}",
+                "pods.h:2: none → {url: http://h:2, role: serve, prefill}",
                 "pods.a: {url: http://h:1, labels.gpu: l4} → none",
             ]
         );
@@ -287,7 +287,8 @@ mod tests {
         assert!(!format!("{found:?}").contains("2bb8"), "{found:?}");
         assert_eq!(told(&tenants(DIGEST), &tenants(DIGEST)), [""; 0]);
         let added = told(PODS, &tenants(DIGEST));
-        assert_eq!(added, ["tenants.acme: none → {key_digest: (not shown), quota: 4}"]);
+        let section = "{acme.name: acme, acme.key_digest: (not shown), acme.quota: 4}";
+        assert_eq!(added, [format!("tenants: none → {section}")]);
     }
 
     #[test]

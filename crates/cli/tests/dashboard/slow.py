@@ -51,8 +51,10 @@ def look(admin, control, images=""):
         slow = [metric(admin, f'wornpath_pod_slow{{pod="pod-1",time="{time}"}}') for time in TIMES]
         assert sorted(slow) == [0, 1], slow
         told = next(pod["speed"]["slow"] for pod in read(admin, "/pods")["pods"] if pod["name"] == "pod-1")
-        described = read(admin, "/openapi.json")["components"]["schemas"]["SlowPod"]["properties"]
-        assert told and set(told) == set(described), (told, described)
+        described = read(admin, "/openapi.json")["components"]["schemas"]
+        assert told and set(told) == set(described["SlowPod"]["properties"]), told
+        times = read(admin, "/history")["pods"]["series"]
+        assert times and all(set(pod) == set(described["PodTimes"]["properties"]) for pod in times), times
         assert metric(admin, 'wornpath_pod_first_token_seconds_count{pod="pod-1"}') > 3
         if images:
             time.sleep(40)
