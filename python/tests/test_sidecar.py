@@ -3,16 +3,18 @@
 import http.server
 import json
 import pathlib
+import subprocess
 import sys
 import threading
 import time
 import types
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+PYTHON = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PYTHON))
 
 from wornpath.sidecar import Reporter, watch_block_pool  # noqa: E402
-from wornpath.sidecar.mirror import Mirror, Run, name_of  # noqa: E402
+from wornpath.sidecar.mirror import Mirror, Run, name_of, runs  # noqa: E402
 
 
 class Router:
@@ -20,14 +22,18 @@ class Router:
 
     def __init__(self):
         self.posts, self.wishes, self.status, self.newest = [], [], 200, 0
+        # The size of the largest post.
+        self.largest = 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                length = int(self.headers["content-length"])
+                outer.largest = max(outer.largest, length)
+                body = json.loads(self.rfile.read(length))
                 path = self.path.removeprefix("/events/")
                 if outer.status == 200:
-                    outer.posts.append((path, body))
+                    outer.record(path, body)
                 wish = bool(outer.wishes and outer.wishes.pop())
                 answer = {"sync": wish}
                 if body.get("epoch", 0) < outer.newest:
@@ -45,6 +51,9 @@ class Router:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def record(self, path, body):
+        self.posts.append((path, body))
+
     def of(self, path):
         return [body for found, body in self.posts if found == path]
 
@@ -52,7 +61,7 @@ class Router:
         """The router's state after all posts: hashes with their copies."""
         held = {}
         for path, body in self.posts:
-            if path == "sync":
+            if path == "sync" and body.get("part", 0) == 0:
                 held = {}
             for run in body.get("stored", []):
                 for name in run["hashes"]:
@@ -62,8 +71,8 @@ class Router:
         return {name: copies for name, copies in held.items() if copies}
 
 
-def eventually(test, is_so, what):
-    end = time.monotonic() + 10
+def eventually(test, is_so, what, seconds=10):
+    end = time.monotonic() + seconds
     while not is_so():
         test.assertLess(time.monotonic(), end, f"never: {what}")
         time.sleep(0.005)
@@ -111,10 +120,10 @@ class Reporting(unittest.TestCase):
         before = len(self.router.of("sync"))
         self.router.wishes.append(True)
         eventually(self, lambda: len(self.router.of("sync")) > before, "a sync")
-        first, second = self.router.of("sync")[-1]["stored"]
-        self.assertEqual((first["hashes"], first["tokens"], first["salt"]), ([name_of(b"a" * 32)], [0, 1], "tenant"))
-        self.assertEqual((second["parent"], second["tokens"]), (name_of(b"a" * 32), [2, 3]))
-        self.assertNotIn("salt", second)
+        (run,) = self.router.of("sync")[-1]["stored"]
+        self.assertEqual((run["hashes"], run["tokens"]), ([name_of(b"a" * 32), name_of(b"b" * 32)], [0, 1, 2, 3]))
+        self.assertEqual((run["salt"], run["block_size"]), ("tenant", 2))
+        self.assertNotIn("parent", run)
 
     def test_a_router_that_was_unreachable_gets_a_snapshot(self):
         reporter = self.reporter()
@@ -132,7 +141,7 @@ class Reporting(unittest.TestCase):
 
         def is_heard():
             later = [body for body in self.router.of("sync") if body["epoch"] == self.router.newest + 1]
-            return later and len(later[-1]["stored"]) == 2
+            return later and [run["hashes"] for run in later[-1]["stored"]] == [[1, 2]]
 
         eventually(self, is_heard, "a snapshot under a greater epoch")
 
@@ -143,6 +152,25 @@ class Reporting(unittest.TestCase):
             reporter.stored([block])
         self.assertLess(time.monotonic() - start, 5.0)
         eventually(self, lambda: self.router.held() == {77: 1}, "what the engine says it holds")
+
+    def test_a_process_that_dies_is_replaced_and_the_engine_says_again_what_it_holds(self):
+        reporter = self.reporter(snapshot=lambda: [Run((5, 6), None, (1, 1, 2, 2), 2)])
+        reporter.stored([5, 6], tokens=[1, 1, 2, 2], block_size=2)
+        eventually(self, lambda: self.router.held() == {5: 1, 6: 1}, "the store")
+        first = self.router.posts[0][1]["epoch"]
+        reporter._start_at = 0.0
+        with self.assertLogs("wornpath", "WARNING"):
+            reporter._process.kill()
+            eventually(self, lambda: self.router.posts[-1][1]["epoch"] > first, "a later epoch")
+            eventually(self, lambda: self.router.held() == {5: 1, 6: 1}, "the snapshot")
+
+    def test_an_engine_that_dies_is_reported(self):
+        engine = f"import sys; sys.path.insert(0, {str(PYTHON)!r}); from wornpath.sidecar import Reporter\n"
+        engine += f"Reporter({self.router.url!r}, 'pod', flush=0.01).stored([1]); sys.stdin.read(); import os; os._exit(9)"
+        with subprocess.Popen([sys.executable, "-c", engine], stdin=subprocess.PIPE) as process:
+            eventually(self, lambda: self.router.held() == {1: 1}, "the store")
+            process.stdin.close()
+        eventually(self, lambda: self.router.posts[-1][0] == "bye", "the end of the engine")
 
     def test_a_shutdown_is_reported(self):
         reporter = self.reporter()
@@ -199,6 +227,33 @@ class Watching(unittest.TestCase):
 
 
 class Mirroring(unittest.TestCase):
+    def test_a_full_mirror_refuses_more_and_counts_it(self):
+        mirror = Mirror(3)
+        self.assertEqual([held.name for held in mirror.store(Run((1, 2, 3, 4, 5)))], [1, 2, 3])
+        self.assertEqual((mirror.refused, mirror.evict("GPU", [5, 3]), mirror.store(Run((4,)))[0].name), (2, [3], 4))
+        self.assertEqual(mirror.digest(), {"GPU": {"count": 3, "xor": f"{1 ^ 2 ^ 4:016x}"}})
+
+    def test_a_snapshot_is_cut_into_parts_that_are_no_larger_than_they_may_be(self):
+        mirror = Mirror()
+        mirror.store(Run(tuple(range(1000)), None, tuple(range(4000)), 4, salt="s\u00e9"))
+        mirror.store(Run((1, 2), 0, (4, 5, 6, 7, 8, 9, 10, 11), 4))
+        posts = [list(runs(part)) for part in mirror.snapshot(10_000)]
+        sizes = [len(json.dumps(post, separators=(",", ":"))) for post in posts]
+        self.assertGreater(min(sizes[:-1]), 1_000)
+        self.assertLess(max(sizes), 10_000)
+        names = [name for post in posts for run in post for name in run["hashes"]]
+        self.assertEqual(sorted(names), sorted([*range(1000), 1, 2]), "each once per copy")
+        for run in (run for post in posts for run in post):
+            first = run["hashes"][0]
+            self.assertEqual(run["tokens"], list(range(first * 4, first * 4 + 4 * len(run["hashes"]))))
+            self.assertEqual(run.get("parent"), first - 1 if first else None)
+            self.assertEqual(run.get("salt"), None if first else "s\u00e9")
+        self.assertEqual([list(runs(part)) for part in Mirror().snapshot(10)], [[]])
+
+    def test_tokens_that_do_not_fit_their_blocks_are_left_out(self):
+        (held,) = Mirror().store(Run((1,), None, (1, 2, 3), 2))
+        self.assertEqual(list(runs([held])), [{"hashes": [1], "tier": "GPU"}])
+
     def test_an_eviction_of_an_absent_block_changes_nothing(self):
         mirror = Mirror()
         mirror.store(Run((1,)))

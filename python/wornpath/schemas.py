@@ -32,6 +32,10 @@ class PodLoad(TypedDict):
 class PodEngine(TypedDict):
     waiting: int
     kv_usage: float
+    software: str | None
+    kv_tokens: int | None
+    ranks: int | None
+    hash: str | None
 
 
 class PodEvents(TypedDict):
@@ -58,10 +62,17 @@ class Pod(TypedDict):
     breaker: Literal["closed", "half_open", "open", "resting", "avoided"]
     load: PodLoad
     engine: PodEngine
+    precision: Precision
     block_size: PodBlockSize | None
     events: PodEvents
     speed: Speed
     predictions: PodPredictions
+
+
+class Precision(TypedDict):
+    mode: Literal["exact", "approximate"]
+    tokenizer: str | None
+    reasons: list[str]
 
 
 class Speed(TypedDict):
@@ -116,6 +127,7 @@ class Feed(TypedDict):
     blocks_per_second: float
     phantom: int | None
     missing: int | None
+    unnamed: int
     batches: FeedBatches
     gaps: int
     replays: int

@@ -1,177 +1,204 @@
-"""Posts the changes of an engine's cache, from a thread of its own.
+"""Reports an engine's cache, from a process of its own.
 
-The engine puts changes into a bounded queue and never blocks: when the queue is full, changes are dropped and the router
-gets a snapshot instead. The mirror has missed the dropped changes too, so it is filled from the engine (`snapshot`), or
-cleared where the engine has no such function.
+The engine puts changes into a bounded queue and never blocks. A thread hands them to another process, a tenth of a
+millisecond's work at a time; that process keeps the mirror, writes the JSON and talks to the router. So the engine's
+interpreter lock is never held for long, however large the cache is, and the garbage collector of the engine's process
+has nothing of ours to walk through.
+
+When the queue is full, changes are dropped and the router gets a snapshot instead. The mirror has missed the dropped
+changes too, so it is filled from the engine (`snapshot`), or cleared where the engine has no such function.
 """
 
 import collections
-import json
 import logging
+import os
+import pathlib
+import subprocess
+import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 
-from .mirror import Mirror, Run
+from . import pipe
+from .mirror import Run
 
 log = logging.getLogger("wornpath")
+
+# Between two starts of a process that does not stay.
+_RESTART_SECONDS = 5.0
 
 
 class Reporter:
     """Reports one engine's cache.
 
-    `snapshot`, if given, returns the engine's whole cache as a list of `Run`; the reporter's thread calls it.
+    `snapshot`, if given, returns the engine's whole cache as `Run`s, a list or a generator; the reporter's thread calls it.
+    `most` changes with `most_tokens` tokens wait at most, and `most_blocks` blocks are reported at most. `sync` is the
+    time between snapshots that nobody asked for; by default the router asks when a digest differs from its index.
     """
 
-    def __init__(self, router, pod, token=None, snapshot=None, *, flush=0.1, digest=1.0, sync=5.0, most=1 << 16):
-        self._router, self._pod, self._token, self._snapshot = router.rstrip("/"), pod, token, snapshot
-        self._every = {"flush": flush, "digest": digest, "sync": sync}
-        self._queue: collections.deque[tuple] = collections.deque()
-        self._most = most
-        self._overflowed = False
-        self._mirror, self._sequence = Mirror(), 0
-        # The epoch: a later process has a larger one.
-        self._epoch = time.time_ns() // 1_000_000
-        self._wants_sync = True
-        # Backoff while the router is unreachable.
-        self._failures, self._quiet_until = 0, 0.0
+    def __init__(
+        self,
+        router,
+        pod,
+        token=None,
+        snapshot=None,
+        *,
+        flush=0.1,
+        digest=1.0,
+        sync=None,
+        most=1 << 16,
+        most_tokens=1 << 22,
+        most_blocks=1 << 20,
+    ):
+        if not sys.executable:
+            raise RuntimeError("no Python interpreter to start a process with: `sys.executable` is empty")
+        self._options = {
+            "router": router.rstrip("/"),
+            "pod": pod,
+            "token": token,
+            "digest": digest,
+            "sync": sync,
+            "most_blocks": most_blocks,
+        }
+        self._flush, self._snapshot = flush, snapshot
+        self._queue: collections.deque = collections.deque()
+        self._most, self._most_tokens = most, most_tokens
+        # Tokens that were ever put into the queue and taken from it: each is written by one thread only.
+        self._put_tokens, self._taken_tokens = 0, 0
+        self._is_lost = False
+        self._process: subprocess.Popen | None = None
+        self._pipe = -1
+        self._start_at = 0.0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wornpath-sidecar", daemon=True)
         self._thread.start()
 
-    # --- called by the engine; none of these blocks ---
+    # --- called by the engine, by one thread at a time; none of these blocks ---
 
     def stored(self, blocks, parent=None, tokens=(), block_size=0, tier="GPU", lora=None, salt=None) -> None:
         """Consecutive blocks were cached. Hashes are integers or bytes."""
-        self._put(("stored", Run(tuple(blocks), parent, tuple(tokens), block_size, tier, lora, salt)))
+        self._put(Run(tuple(blocks), parent, tuple(tokens), block_size, tier, lora, salt), len(tokens))
 
     def evicted(self, blocks, tier="GPU") -> None:
         """One copy of each block was evicted."""
-        self._put(("evicted", (tier, tuple(blocks))))
+        self._put((tier, tuple(blocks)), len(blocks))
 
     def cleared(self) -> None:
         """The whole cache was cleared."""
-        self._put(("cleared", None))
+        self._put(None, 0)
 
     def close(self) -> None:
-        """Reports the shutdown, and waits for the thread to end."""
+        """Reports the shutdown, and waits for the thread and its process to end."""
         self._ending.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=10)
 
-    def _put(self, event) -> None:
+    def _put(self, change, tokens: int) -> None:
         # Appending to a deque takes no lock that the other thread could hold for long.
-        if len(self._queue) < self._most:
-            self._queue.append(event)
+        waiting = self._put_tokens - self._taken_tokens
+        if len(self._queue) < self._most and waiting + tokens <= self._most_tokens:
+            self._put_tokens += tokens
+            self._queue.append(change)
         else:
-            self._overflowed = True
+            self._is_lost = True
 
     # --- the reporter's own thread ---
 
     def _run(self) -> None:
-        due = {what: 0.0 for what in self._every}
-        self._post("register", {})
-        while not self._ending.wait(self._every["flush"]):
-            try:
-                self._step(due, time.monotonic())
-            except Exception:  # the sidecar must not crash the engine
-                log.exception("wornpath sidecar: reporting failed")
-                self._wants_sync = True
-        self._flush()
-        self._post("bye", {})
+        while not self._ending.wait(self._flush):
+            self._try(self._hand_over)
+        self._try(self._hand_over)
+        self._end_process()
 
-    def _step(self, due, now) -> None:
-        self._flush()
-        if now < self._quiet_until:
-            return
-        if self._wants_sync or self._overflowed or now >= due["sync"]:
-            self._sync()
-            due["sync"], due["digest"] = now + self._every["sync"], now + self._every["digest"]
-        elif now >= due["digest"]:
-            body = {"tiers": self._mirror.digest()}
-            self._post("digest", self._numbered(body, self._sequence - 1))
-            due["digest"] = now + self._every["digest"]
-
-    def _flush(self) -> None:
-        """Posts the queued events in order; consecutive ones of one kind share a post."""
-        stored: list[Run] = []
-        evicted: dict[str, list] = {}
-
-        def send() -> None:
-            if stored:
-                self._post_numbered("stored", {"stored": [run.json() for run in stored]})
-                stored.clear()
-            for tier, blocks in evicted.items():
-                self._post_numbered("evicted", {"evicted": [Run((block,)).json()["hashes"][0] for block in blocks], "tier": tier})
-            evicted.clear()
-
-        for _ in range(len(self._queue)):
-            what, about = self._queue.popleft()
-            if what == "stored":
-                if evicted:
-                    send()
-                self._mirror.store(about)
-                stored.append(about)
-            elif what == "evicted":
-                if stored:
-                    send()
-                self._mirror.evict(*about)
-                evicted.setdefault(about[0], []).extend(about[1])
-            else:
-                stored.clear()
-                evicted.clear()
-                self._mirror.clear()
-                self._wants_sync = True
-        send()
-
-    def _post_numbered(self, path, body) -> None:
-        """Posts a numbered batch; if that fails, a snapshot follows."""
-        is_quiet = time.monotonic() < self._quiet_until
-        if is_quiet or not self._post(path, self._numbered(body, self._sequence)):
-            self._wants_sync = True
-        self._sequence += 1
-
-    def _sync(self) -> None:
-        if self._overflowed:
-            self._overflowed = False
-            # The queue is older than the engine's snapshot; without one, its parents are unknown.
-            self._queue.clear()
-            self._mirror.clear()
-            for run in self._snapshot() if self._snapshot else ():
-                self._mirror.store(run)
-        # A snapshot has a number too, so that the router knows which batches it includes.
-        body = self._numbered({"stored": self._mirror.snapshot()}, self._sequence)
-        self._sequence += 1
-        self._wants_sync = False
-        if not self._post("sync", body):
-            self._wants_sync = True
-
-    def _numbered(self, body, sequence) -> dict:
-        return body | {"sequence": sequence} if sequence >= 0 else body
-
-    def _post(self, path, body) -> bool:
-        """Posts, and handles the router's requests in the response. Returns whether the router accepted it."""
-        body = json.dumps({"pod": self._pod, "epoch": self._epoch} | body).encode()
-        headers = {"content-type": "application/json"}
-        if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(f"{self._router}/events/{path}", body, headers)
+    def _try(self, step) -> None:
         try:
-            with urllib.request.urlopen(request, timeout=2) as response:
-                reply = json.loads(response.read() or b"{}")
-                self._wants_sync |= reply.get("sync", False)
-                self._failures = 0
-                if reply.get("outdated", -1) >= self._epoch:
-                    # The clock was set back since an earlier process: choose a later epoch than that one's.
-                    self._epoch, self._sequence, self._wants_sync = reply["outdated"] + 1, 0, True
-                    return False
-                return True
-        except urllib.error.HTTPError as error:
-            problem = f"status {error.code}: {error.read()[:500].decode(errors='replace')}"
-        except (OSError, ValueError) as error:
-            problem = str(error)
-        if self._failures == 0:
-            log.warning("wornpath sidecar: post of %s to %s failed: %s", path, self._router, problem)
-        self._failures += 1
-        self._quiet_until = time.monotonic() + min(self._every["flush"] * 2**self._failures, 5.0)
-        return False
+            step()
+        except Exception as error:  # the sidecar must not crash the engine
+            log.warning("wornpath sidecar: reporting failed: %s", error or type(error).__name__)
+            self._is_lost = True
+            self._end_process()
+
+    def _hand_over(self) -> None:
+        if not self._is_running():
+            return
+        frames = _Frames(self._pipe)
+        if self._is_lost:
+            # From here on changes count again; what waited is older than the snapshot.
+            self._queue.clear()
+            self._taken_tokens = self._put_tokens
+            self._is_lost = False
+            frames.add(("lost",))
+            for run in self._snapshot() if self._snapshot else ():
+                frames.add_all(pipe.stored(run))
+            frames.add(("found",))
+        while self._queue and not self._is_lost:
+            change = self._queue.popleft()
+            if change is None:
+                frames.add(("cleared",))
+            elif isinstance(change, Run):
+                frames.add_all(pipe.stored(change))
+                self._taken_tokens += len(change.tokens)
+            else:
+                frames.add_all(pipe.evicted(*change))
+                self._taken_tokens += len(change[1])
+        frames.flush()
+
+    def _is_running(self) -> bool:
+        """Whether there is a process; starts one, unless it is too early for another."""
+        if self._process is not None and self._process.poll() is None:
+            return True
+        now = time.monotonic()
+        if now < self._start_at:
+            return False
+        if self._process is not None:
+            log.warning("wornpath sidecar: its process ended with status %s; starting another", self._process.returncode)
+            self._end_process()
+            self._is_lost = True
+        self._start_at = now + _RESTART_SECONDS
+        package = pathlib.Path(__file__).resolve().parents[2]
+        paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "wornpath.sidecar.poster"],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            # An interrupt from the terminal is the engine's to handle.
+            start_new_session=True,
+        )
+        self._pipe = self._process.stdin.fileno() if self._process.stdin else -1
+        pipe.write(self._pipe, self._options)
+        return True
+
+    def _end_process(self) -> None:
+        """Closes the pipe: the process reports what it has and that the engine is gone, and ends."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin:
+            process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class _Frames:
+    """Collects events up to the weight of a frame, and writes them."""
+
+    def __init__(self, fd: int):
+        self._fd, self._weight = fd, 0
+        self._events: list[tuple] = []
+
+    def add(self, event: tuple) -> None:
+        self._events.append(event)
+        self._weight += pipe.weight(event)
+        if self._weight >= pipe.FRAME_WEIGHT:
+            self.flush()
+
+    def add_all(self, events) -> None:
+        for event in events:
+            self.add(event)
+
+    def flush(self) -> None:
+        if self._events:
+            pipe.write(self._fd, self._events)
+            self._events, self._weight = [], 0
