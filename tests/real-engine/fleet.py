@@ -76,12 +76,14 @@ class Engine:
             "topic": "kv-events",
         }
         arguments = [
-            "serve", str(DIR / "model"), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.http),
+            "serve", str(self.options.get("model", DIR / "model")), "--served-model-name", self.options.get("name", "tiny"), "--host", "127.0.0.1", "--port", str(self.http),
             "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(self.options["blocks"]),
             "--kv-cache-memory-bytes", "64M", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager",
             "--enable-prefix-caching", "--prefix-caching-hash-algo", self.options["hash"],
             "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
         ]  # fmt: skip
+        if self.options.get("tools"):
+            arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         if self.options.get("nixl"):
             transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
             arguments += ["--kv-transfer-config", json.dumps(transfer)]
@@ -121,8 +123,51 @@ class Engine:
         """Sends a signal to the engine and its child processes."""
         os.killpg(self.process.pid, signal)
 
+    def clear_cache(self) -> None:
+        """Drops the prefix cache. The engine publishes that together with its next event, so there is one."""
+        call(f"{self.url}/reset_prefix_cache", {})
+        call(f"{self.url}/v1/completions", {"model": self.options.get("name", "tiny"), "prompt": "once " * 40, "max_tokens": 1})
+
     def source(self) -> str:
         return f"zmq://127.0.0.1:{self.events}?replay={self.replay}"
+
+
+class SglangEngine(Engine):
+    """A real SGLang engine, from the package that `install` puts beside vLLM's environment."""
+
+    def start(self) -> None:
+        events = {
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events}",
+            "replay_endpoint": f"tcp://*:{self.replay}",
+            "topic": "kv-events",
+        }
+        arguments = [
+            "--model-path", str(self.options["model"]), "--served-model-name", self.options["name"], "--device", "cpu",
+            "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--host", "127.0.0.1", "--port", str(self.http),
+            "--disable-cuda-graph", "--disable-overlap-schedule", "--max-total-tokens", str(self.options["blocks"] * BLOCK),
+            "--context-length", "2048", "--enable-cache-report", "--enable-metrics", "--page-size", str(BLOCK),
+            "--kv-events-config", json.dumps(events),
+        ]  # fmt: skip
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{DIR / 'sglang-stub'}:{DIR / 'sglang'}",
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        (DIR / "logs").mkdir(exist_ok=True)
+        log = open(DIR / "logs" / f"sglang{self.number}.log", "ab")
+        python = DIR / "venv/bin/python"
+        self.process = subprocess.Popen(
+            [python, "-m", "sglang.launch_server", *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def clear_cache(self) -> None:
+        """Drops the radix cache."""
+        request = urllib.request.Request(f"{self.url}/flush_cache", b"", method="POST")
+        urllib.request.urlopen(request, timeout=30).read()
+        call(f"{self.url}/v1/completions", {"model": self.options["name"], "prompt": "once " * 40, "max_tokens": 1})
 
 
 class Router:
@@ -131,9 +176,19 @@ class Router:
     def __init__(self, binary: pathlib.Path, configuration: str, name: str):
         path = DIR / f"{name}.yaml"
         path.write_text(configuration)
+        self._start(binary, ["serve", "-c", path], name)
+
+    @classmethod
+    def of_arguments(cls, binary: pathlib.Path, arguments: list[str], name: str) -> "Router":
+        """A router that has no configuration but these arguments."""
+        router = cls.__new__(cls)
+        router._start(binary, arguments, name)
+        return router
+
+    def _start(self, binary: pathlib.Path, arguments: list, name: str) -> None:
         log = open(DIR / "logs" / f"{name}.log", "wb")
         self.process = subprocess.Popen(
-            [binary, "serve", "-c", path], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            [binary, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
         said = [self.process.stdout.readline().split() for _ in range(2)]
         if not all(said):

@@ -1,4 +1,5 @@
-"""Builds a tiny Llama with random weights for the repository's small tokenizer. The output is deterministic."""
+"""Builds a tiny Llama with random weights for the repository's small tokenizer, or for the one in a folder. The output is
+deterministic."""
 
 import pathlib
 import shutil
@@ -10,10 +11,11 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 TOKENIZER = pathlib.Path(__file__).resolve().parents[2] / "crates/blocks/tests/models/tiny-llama"
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path, source: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder / name)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -34,4 +36,4 @@ def main(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]) if sys.argv[2:] else TOKENIZER)
