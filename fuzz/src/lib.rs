@@ -10,6 +10,7 @@ mod checkpoint;
 mod client;
 mod config;
 mod engine_output;
+mod exchange;
 mod full_cache;
 mod index_ops;
 mod isolation;
@@ -26,6 +27,7 @@ pub use checkpoint::checkpoint;
 pub use client::{client_body, form_data};
 pub use config::{configuration, described_fleet, profile};
 pub use engine_output::{answer_stream, continued_stream, engine_metrics};
+pub use exchange::exchange_update;
 pub use full_cache::full_cache;
 pub use index_ops::index_ops;
 pub use isolation::isolated_body;
@@ -52,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     ("envelope", envelope),
     ("event_sources", event_sources),
     ("form_data", form_data),
+    ("exchange_update", exchange_update),
     ("full_cache", full_cache),
     ("grpc_report", grpc_report),
     ("index_ops", index_ops),

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    BatchLine, FsStore, Identical, Input, InputError, InputMark, InputRules, Interface, LineForm,
-    LineRecord, PromptHasher, Publish, RecordKind, ResultPaths, Results, Store, TokenUsage, frame,
-    places,
+    BatchLine, DueTime, FsStore, Identical, Input, InputError, InputMark, InputRules, Interface,
+    LineForm, LineRecord, PromptHasher, Publish, RecordKind, ResultPaths, Results, Store,
+    TokenUsage, frame, places,
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, lint};
 
@@ -22,7 +22,9 @@ pub fn batch_lines(bytes: &[u8]) {
         other => LineForm::Batch(Interface::ALL[usize::from(other) - 1]),
     };
     let identical = if input.len() % 2 == 0 { Identical::Each } else { Identical::Once };
-    let rules = InputRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
+    let due = DueTime::OPEN;
+    let rules =
+        InputRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical, due };
     let size = NonZeroUsize::new(4).expect("four is not zero");
     let sketcher = PromptHasher::new(&HashKey::DEFAULT, size, None);
     let in_pieces = BufReader::with_capacity(1 + usize::from(choice / 5), input);

@@ -6,7 +6,7 @@ use wornpath_events::wire::{
     Envelope, HashForm, WireBatch, WireDialect, WireLayout, WireLimits, WireMessage, decode,
     encode, records,
 };
-use wornpath_events::{PushedMessage, SourceMessage, Translator};
+use wornpath_events::{PushedReport, Translator};
 
 /// Every dialect in which engines encode batches.
 pub const DIALECTS: [WireDialect; 6] = {
@@ -71,12 +71,9 @@ pub fn push_request(request: &[u8]) {
     let line = request.iter().position(|byte| *byte == b'\n').unwrap_or(request.len());
     let Ok(path) = std::str::from_utf8(&request[..line]) else { return };
     let body = request.get(line + 1..).unwrap_or_default();
-    let Ok(pushed) = PushedMessage::parse(path, body) else { return };
-    for message in pushed.messages {
-        if let SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } = message
-        {
-            translate(&batch);
-        }
+    let Ok(pushed) = PushedReport::parse(path, body) else { return };
+    if let Some(batch) = pushed.batch() {
+        translate(batch);
     }
 }
 

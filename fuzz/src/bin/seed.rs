@@ -194,6 +194,11 @@ fn report(body: Said) -> Vec<u8> {
 fn typed(batch: &WireBatch) -> grpc::Batch {
     let names = |blocks: &[wornpath_index::EngineHash]| blocks.iter().map(|one| one.0).collect();
     let tier = |tier: wornpath_index::Tier| format!("{tier:?}");
+    let location = |at: &wornpath_index::Location| grpc::WireLocation {
+        offset: at.offset,
+        length: at.length,
+        device: at.device,
+    };
     let event = |event: WireEvent<'_>| match event {
         WireEvent::Stored(stored) => What::Stored(grpc::Stored {
             blocks: names(stored.blocks),
@@ -203,6 +208,7 @@ fn typed(batch: &WireBatch) -> grpc::Batch {
             tier: tier(stored.tier),
             lora: stored.lora_name.unwrap_or_default().to_owned(),
             salt: String::new(),
+            locations: stored.locations.iter().map(location).collect(),
         }),
         WireEvent::Removed(removed) => {
             What::Removed(grpc::Removed { blocks: names(removed.blocks), tier: tier(removed.tier) })

@@ -215,7 +215,7 @@ impl Run<'_> {
         let stored: Vec<_> = owned.iter().filter_map(OwnedEvent::stored).collect();
         let sequence = pod.next.filter(|_| pod.counted).map(|next| next.wrapping_add(1));
         let snapshot = Snapshot { sequence, stored: &stored };
-        let caught_up = self.writer.apply_snapshot(*id, snapshot).expect("it lives");
+        let caught_up = self.writer.apply_snapshot(*id, snapshot).expect("it lives").caught_up;
         pod.become_equal(&wanted);
         let expected = match sequence {
             Some(last) => pod.start_at(last.wrapping_add(1)),
