@@ -3,6 +3,7 @@
 //! Prints for each the prompt tokens computed and the makespan, both divided by a lower bound for
 //! every order, and exits with a failure if a bar is missed.
 
+mod cascade;
 mod scale;
 mod strategies;
 mod workload;
@@ -11,7 +12,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use strategies::{Comparison, Figures};
 use workload::Workload;
-use wornpath_planner::Cohorts;
 use wornpath_sim::EngineProfile;
 
 const PODS: usize = 8;
@@ -61,6 +61,7 @@ fn main() -> anyhow::Result<ExitCode> {
             compare(workload, &engine, kv_tokens, &mut verdict)?;
         }
     }
+    cascade::compare(&mut verdict)?;
     let (seconds, mebibytes) = scale::measure()?;
     println!(
         "\n1,000,000 requests x 64 blocks planned in {seconds:.2} s, {mebibytes:.0} MiB at most"
@@ -97,10 +98,11 @@ fn compare(
     let makespan = |figures: Figures| figures.makespan.as_secs_f64() / least_time.as_secs_f64();
     let row = |name: &str, figures: Figures| {
         println!(
-            "  {name:<24} computed {:>6.3}x  makespan {:>8.2} s {:>6.3}x",
+            "  {name:<24} computed {:>6.3}x  makespan {:>8.2} s {:>6.3}x  KV per decode step {:>7.2} GB",
             computed(figures),
             figures.makespan.as_secs_f64(),
-            makespan(figures)
+            makespan(figures),
+            figures.kv_reads.tokens_per_step() * KV_BYTES / 1e9
         );
     };
     let online = comparison.cache_aware()?;
@@ -111,18 +113,6 @@ fn compare(
     row("sorting alone", comparison.sorted()?);
     row("plan", plan);
     row("plan, outputs unknown", unknown);
-    let cohorts = Cohorts::of(
-        &comparison.queue,
-        &comparison.plan(&comparison.queue)?,
-        engine.max_sequences(),
-        comparison.kv_tokens(),
-    );
-    println!(
-        "  KV read per decode step: {:.2} GB, {:.2} GB if shared prefixes are read once; cascade possible in {:.0}% of steps",
-        cohorts.tokens_read * KV_BYTES / 1e9,
-        cohorts.tokens_read_shared * KV_BYTES / 1e9,
-        cohorts.cascade_share * 100.0
-    );
     let name = format!("{} at {} KV tokens", workload.name, comparison.kv_tokens());
     let time = |figures: Figures| figures.makespan.as_secs_f64();
     verdict.check(&format!("{name}: computed"), computed(plan), COMPUTED);

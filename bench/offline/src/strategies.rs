@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds};
-use wornpath_sim::EngineProfile;
+use wornpath_sim::{EngineProfile, KvReads};
 use wornpath_sim::offline::{OfflineEngines, ThroughputBound, least_time, queue_of, rates, run};
-use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay};
+use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay_with_reads};
 
 /// Requests that clients of an online router keep in flight, per pod. The best of the three counts:
 /// where prompts are long and the cache is tight, many clients make the longest prompts wait until
@@ -21,6 +21,7 @@ const CACHE_AWARE: ProfileText<'_> =
 pub(crate) struct Figures {
     pub(crate) computed: u64,
     pub(crate) makespan: Duration,
+    pub(crate) kv_reads: KvReads,
 }
 
 /// A queue on a fleet.
@@ -98,7 +99,11 @@ impl<'a> Comparison<'a> {
 
     fn run_plan(&self, plan: Plan) -> anyhow::Result<Figures> {
         let result = run(self.trace, plan, &self.engines)?;
-        Ok(Figures { computed: result.computed_tokens, makespan: result.makespan })
+        Ok(Figures {
+            computed: result.computed_tokens,
+            makespan: result.makespan,
+            kv_reads: result.kv_reads,
+        })
     }
 
     fn online(&self, trace: &Trace, profile: ProfileText<'_>) -> anyhow::Result<Figures> {
@@ -123,8 +128,8 @@ impl<'a> Comparison<'a> {
             kv_tokens: self.engines.kv_tokens,
             ..ReplayFleet::new(self.engines.engine.clone(), self.pods, 42)
         };
-        let records = replay(trace, profile, &fleet)?;
-        let mut figures = Figures { computed: 0, makespan: Duration::ZERO };
+        let (records, kv_reads) = replay_with_reads(trace, profile, &fleet)?;
+        let mut figures = Figures { computed: 0, makespan: Duration::ZERO, kv_reads };
         for (turn, record) in trace.turns.iter().zip(&records) {
             let Some(end) = record.end else { return Ok(None) };
             figures.makespan = figures.makespan.max(end);

@@ -35,6 +35,20 @@ pub(crate) fn documents() -> Workload {
     Workload { name: "doc-qa".to_owned(), trace, tight: 100_000 }
 }
 
+/// 60 documents as above, with longer answers.
+pub(crate) fn few_documents() -> Workload {
+    let shape = Shape { prefixes: 60, questions: 30, prefix: 4_000..32_001, question: 20..121 };
+    let trace = shape.generate(64..193);
+    Workload { name: "doc-qa of 60".to_owned(), trace, tight: 100_000 }
+}
+
+/// 12 prefixes of 1-3k tokens with 128 questions each.
+pub(crate) fn few_examples() -> Workload {
+    let shape = Shape { prefixes: 12, questions: 128, prefix: 1_000..3_001, question: 30..201 };
+    let trace = shape.generate(8..129);
+    Workload { name: "few-shot of 12".to_owned(), trace, tight: 48_000 }
+}
+
 /// 27 prefixes of 1-3k tokens with 240 questions each.
 pub(crate) fn examples() -> Workload {
     let shape = Shape { prefixes: 27, questions: 240, prefix: 1_000..3_001, question: 30..201 };

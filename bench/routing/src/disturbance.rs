@@ -20,10 +20,13 @@ pub(crate) enum Disturbance {
     WrongProfile,
     /// Two routers share the requests and see only what they sent themselves.
     TwoRouters,
+    /// A quarter of the KV cache, with host memory for as much again and a disk for four times as
+    /// much, so that most of what is cached must be loaded.
+    Tiers,
 }
 
 impl Disturbance {
-    pub(crate) const NAMED: [(&'static str, Self); 7] = [
+    pub(crate) const NAMED: [(&'static str, Self); 8] = [
         ("none", Self::None),
         ("late-events", Self::LateEvents),
         ("slow-pods", Self::SlowPods),
@@ -31,6 +34,7 @@ impl Disturbance {
         ("pod-leaves", Self::PodLeaves),
         ("wrong-profile", Self::WrongProfile),
         ("two-routers", Self::TwoRouters),
+        ("tiers", Self::Tiers),
     ];
 
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
@@ -38,7 +42,10 @@ impl Disturbance {
             Some((_, disturbance)) => Ok(*disturbance),
             None => {
                 let known: Vec<&str> = Self::NAMED.iter().map(|(name, _)| *name).collect();
-                bail!("--part `{text}`: unknown; available: {}, queue, random", known.join(", "))
+                bail!(
+                    "--part `{text}`: unknown; available: {}, queue, random, routers",
+                    known.join(", ")
+                )
             }
         }
     }
@@ -52,7 +59,7 @@ impl Disturbance {
         match self {
             Self::None | Self::LateEvents | Self::TwoRouters => 1.0,
             Self::SlowPods | Self::KnownSlowPods | Self::PodLeaves => 0.875,
-            Self::WrongProfile => 0.5,
+            Self::WrongProfile | Self::Tiers => 0.5,
         }
     }
 
@@ -69,6 +76,12 @@ impl Disturbance {
             Self::PodLeaves => fleet.drained = Some((0, last_arrival(traffic) / 2)),
             Self::WrongProfile => fleet.slow = slow(fleet.pods),
             Self::TwoRouters => fleet.routers = 2,
+            Self::Tiers => {
+                let kv_tokens = fleet.engine.kv_tokens() / 4;
+                fleet.kv_tokens = Some(kv_tokens);
+                fleet.host_tokens = kv_tokens;
+                fleet.disk_tokens = 4 * kv_tokens;
+            }
         }
     }
 }

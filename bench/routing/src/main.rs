@@ -28,14 +28,15 @@ use wornpath_sim::replay::{ProfileText, Summary, Trace, replay};
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
   [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--keep FOLDER]
-  [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue|random]...
-  [--half development|held-out] [--cases N] [--first N] [--rows] [--stop-after SECONDS]
+  [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|tiers|queue|random|routers]...
+  [--half development|held-out] [--cases N] [--first N] [--rows] [--stop-after SECONDS] [--exchange MS]...
 DIR may come from WORNPATH_TRACES. Without a folder generated traffic is replayed, which no profile was tuned on.
 With --keep the summary of every replay is cached in the folder, and cached replays are not run again.
 Without --part all parts are run; those after the first at 8 pods, with one seed unless --seeds is given.
 Part `random` judges the default profile, and every other profile given with --ours, on random cases, 150 of each half unless --cases
 is given, from number --first on; --rows lists the cases of the development half; after --stop-after the
-complete cases are judged.
+complete cases are judged. Part `routers` compares two and four routers, alone and with an exchange (every 10 ms, unless --exchange is
+given), with one that sees everything, on random cases of the held-out half unless --half is given.
 ";
 
 struct Options {
@@ -53,6 +54,7 @@ struct Options {
     cases_per_half: Option<usize>,
     first: usize,
     rows: bool,
+    exchange: Vec<Duration>,
     stop_at: Option<Instant>,
 }
 
@@ -65,6 +67,8 @@ enum Part {
     Queue,
     /// Random cases.
     Random,
+    /// Several routers on random cases.
+    Routers,
 }
 
 impl Part {
@@ -75,12 +79,15 @@ impl Part {
         if text == "random" {
             return Ok(Self::Random);
         }
+        if text == "routers" {
+            return Ok(Self::Routers);
+        }
         Disturbance::parse(text).map(Self::Under)
     }
 
     fn all() -> Vec<Self> {
         let under = Disturbance::NAMED.iter().map(|(_, disturbance)| Self::Under(*disturbance));
-        under.chain([Self::Queue, Self::Random]).collect()
+        under.chain([Self::Queue, Self::Random, Self::Routers]).collect()
     }
 
     fn name(self) -> &'static str {
@@ -88,13 +95,14 @@ impl Part {
             Self::Under(disturbance) => disturbance.name(),
             Self::Queue => "peers with our queue",
             Self::Random => "random cases",
+            Self::Routers => "several routers",
         }
     }
 
     fn disturbance(self) -> Disturbance {
         match self {
             Self::Under(disturbance) => disturbance,
-            Self::Queue | Self::Random => Disturbance::None,
+            Self::Queue | Self::Random | Self::Routers => Disturbance::None,
         }
     }
 
@@ -119,6 +127,7 @@ fn options() -> anyhow::Result<Options> {
         cases_per_half: None,
         first: 0,
         rows: false,
+        exchange: Vec::new(),
         stop_at: None,
     };
     let mut arguments = std::env::args().skip(1);
@@ -143,6 +152,7 @@ fn options() -> anyhow::Result<Options> {
                 options.stop_at = Some(Instant::now() + Duration::from_secs(value()?.parse()?));
             }
             "--rows" => options.rows = true,
+            "--exchange" => options.exchange.push(Duration::from_millis(value()?.parse()?)),
             "--part" => options.parts.push(Part::parse(&value()?)?),
             _ => bail!("unknown option `{argument}`\n{USAGE}"),
         }
@@ -166,6 +176,10 @@ fn main() -> anyhow::Result<()> {
     for part in &options.parts {
         if *part == Part::Random {
             verdicts += &judge_random(&options, &policies)?;
+            continue;
+        }
+        if *part == Part::Routers {
+            verdicts += &judge_routers(&options, &policies[0])?;
             continue;
         }
         let mut policies = policies.clone();
@@ -251,6 +265,22 @@ fn judge_random(options: &Options, policies: &[Policy]) -> anyhow::Result<String
         bars += &random_case::bars(&cases, half.name(), policies.len(), ours);
     }
     Ok(bars)
+}
+
+/// Prints the figures of several routers on random cases, and returns the bars.
+fn judge_routers(options: &Options, ours: &Policy) -> anyhow::Result<String> {
+    let run = RandomRun {
+        half: options.half.unwrap_or(Half::HeldOut),
+        cases: options.cases_per_half.unwrap_or(if options.quick { 10 } else { 60 }),
+        first: options.first,
+        threads: options.threads,
+        keep: options.keep.as_deref(),
+        stop_at: options.stop_at,
+    };
+    println!("== several routers, {} half", run.half.name());
+    const DEFAULT: [Duration; 1] = [Duration::from_millis(10)];
+    let intervals = if options.exchange.is_empty() { &DEFAULT[..] } else { &options.exchange[..] };
+    random_case::judge_routers(run, ours, intervals)
 }
 
 fn cases(options: &Options, part: Part) -> anyhow::Result<Vec<(Case, Trace)>> {

@@ -126,6 +126,7 @@ fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
     let settings = gateway.settings();
     let mut request = read.request;
     request.model = snapshot.model(&read.model);
+    request.reading.engine = snapshot.engine_rules(&request.model.base);
     request.arrival = gateway.now();
     request.wall = wornpath_gateway::proxy::unix_time();
     if settings.sharing == CacheSharing::Isolated {

@@ -324,7 +324,8 @@ impl HistoryState {
             }
         }
         for (pod, reason) in seen.slow.iter().filter(|(pod, _)| !last.slow.contains_key(*pod)) {
-            let (kind, detail) = (ChangeKind::PodSlow, Some(reason.clone()));
+            let kind = ChangeKind::PodSlow;
+            let detail = Some(reason.clone());
             self.push(Change { at: seen.at, kind, pod: Some(pod.clone()), detail });
         }
         let is_present = |pod: &&String| seen.health.contains_key(*pod);

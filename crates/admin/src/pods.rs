@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use wornpath_events::{ApproximateSize, PodStatus, SourceError};
 
 use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
+use wornpath_config::TokenizerSource;
 use wornpath_gateway::fleet::block_size::{mismatch, model_of};
 use wornpath_gateway::fleet::ownership::PodOwner;
 use wornpath_gateway::fleet::reload::{AddPodError, RunningConfig};
@@ -155,7 +156,12 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
             "requests": pod_state.requests(), "decoding": pod_state.decoding(),
             "prefill_tokens": pod_state.prefill_tokens(), "decode_tokens": pod_state.decode_tokens(),
         },
-        "engine": {"waiting": pod_state.waiting(), "kv_usage": pod_state.kv_usage()},
+        "engine": {
+            "waiting": pod_state.waiting(), "kv_usage": pod_state.kv_usage(),
+            "software": entry.engine.software, "kv_tokens": facts.kv_tokens,
+            "ranks": entry.engine.ranks, "hash": entry.engine.hash,
+        },
+        "precision": precision_shown(running, entry),
         "block_size": block_size_shown(running, entry),
         "events": {
             "trust": trust(pod_state.trust()), "feed": feed.map(feed_shown), "guess": approximate.map(approximate_shown),
@@ -164,6 +170,18 @@ pub(crate) fn shown(running: &RunningConfig, entry: &PodEntry, events: &[PodStat
         "speed": speed_shown(&running.metrics().speed(&facts.name)),
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
     })
+}
+
+/// How predictions for a pod are made: the tokenizer of its model, and why they are approximate.
+fn precision_shown(running: &RunningConfig, entry: &PodEntry) -> Value {
+    let settings = running.pods().settings();
+    let tokenizer = model_of(entry, &settings).and_then(|model| match &model.tokenizer_source {
+        TokenizerSource::Found(place) => Some(place.to_string()),
+        _ => model.tokenizer.as_ref().map(|_| "configured".to_owned()),
+    });
+    let reasons = running.pods().why_approximate(entry);
+    let mode = if reasons.is_empty() { "exact" } else { "approximate" };
+    json!({"mode": mode, "tokenizer": tokenizer, "reasons": reasons})
 }
 
 /// The last measurement of a pod's speed.
@@ -218,6 +236,8 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "blocks_per_second": status.rate,
         // Lower bounds from the last digest, if the source sends any.
         "phantom": status.phantom,
+        // Of the last full state, if it names blocks by hashes alone.
+        "unnamed": status.unnamed,
         "missing": status.missing,
         "batches": {
             "applied": counters.batches, "repeated": counters.repeated, "outdated": counters.outdated,

@@ -6,6 +6,7 @@ use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
 use crate::call::{AdminCall, AdminError, AdminReply, AdminResult};
 use wornpath_config::{Config, EffectiveValue, RelativePaths, ValueSource};
 use wornpath_gateway::http::metrics_page;
+use wornpath_gateway::routes::tokenizes;
 
 pub(crate) fn profiles(call: &AdminCall<'_>) -> AdminResult {
     let gateway = &call.admin.gateway;
@@ -53,6 +54,9 @@ fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
         "events" => "every pod publishes cache events",
         "mixed" => {
             "some pods publish no cache events; their caches are approximated from the requests sent to them"
+        }
+        _ if !tokenizes(profile) => {
+            "prompts are compared by their text; what a pod holds is approximated from the requests sent to it"
         }
         _ => {
             "no pod publishes cache events; their caches are approximated from the requests sent to them"

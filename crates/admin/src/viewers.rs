@@ -98,7 +98,7 @@ impl LiveViewers {
     }
 }
 
-/// The totals of the last seconds, kept also while nobody watches, so that the first snapshot has
+/// The totals of the last seconds, kept also without viewers, so that the first snapshot has
 /// rates.
 #[derive(Default)]
 pub(crate) struct RateWindow(Mutex<VecDeque<TotalsAt>>);

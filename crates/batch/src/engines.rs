@@ -1,12 +1,13 @@
 //! Sends the requests of a batch through the pipeline that serves online requests.
 
 use crate::batches::Batches;
+use crate::model::BatchModel;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Response};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use wornpath_execution::{Edit, StepCall, retry_after, splice};
 use wornpath_gateway::proxy::handle::{BatchRequest, send_planned};
 use wornpath_gateway::reply::ClientReply;
@@ -16,13 +17,15 @@ use wornpath_jobs::{
     read_whole, streaming, whole,
 };
 use wornpath_planner::PodLoad;
-use wornpath_routing::{FleetPod, Health, Name, Role};
+use wornpath_routing::{Health, Name};
 
-/// The pods that a batch was planned for, by number.
+/// The pods that compute a batch, by number: those that it was planned for, then those that have
+/// joined since.
 pub(crate) struct PlannedPods {
     pub(crate) batches: Arc<Batches>,
     pub(crate) owner: Option<Name>,
-    pub(crate) pods: Vec<PlannedPod>,
+    pub(crate) model: BatchModel,
+    pub(crate) pods: RwLock<Vec<Arc<PlannedPod>>>,
 }
 
 /// One pod of a plan.
@@ -36,16 +39,6 @@ impl PlannedPod {
     pub(crate) fn new(batches: &Batches, id: PodId) -> Self {
         Self { id, offline: batches.offline_on(id) }
     }
-}
-
-/// Whether it has the role that batch requests need.
-pub(crate) fn is_serving(pod: &FleetPod) -> bool {
-    pod.facts().roles.contains(&Role::named(Role::SERVE))
-}
-
-/// Whether requests can be planned for it now.
-pub(crate) fn is_ready(pod: &FleetPod) -> bool {
-    pod.state().health() == Health::Up && is_serving(pod)
 }
 
 /// Counts a batch request on its pod from the routing decision until it is dropped.
@@ -63,8 +56,33 @@ impl OnPod<'_> {
 }
 
 impl PlannedPods {
+    pub(crate) fn new(
+        batches: &Arc<Batches>,
+        owner: Option<Name>,
+        model: &BatchModel,
+        ids: Vec<PodId>,
+    ) -> Self {
+        let pods = ids.into_iter().map(|id| Arc::new(PlannedPod::new(batches, id))).collect();
+        let batches = Arc::clone(batches);
+        Self { batches, owner, model: model.clone(), pods: RwLock::new(pods) }
+    }
+
     pub(crate) fn ids(&self) -> Vec<PodId> {
-        self.pods.iter().map(|pod| pod.id).collect()
+        self.all().iter().map(|pod| pod.id).collect()
+    }
+
+    /// Whether any of them is still in the fleet.
+    pub(crate) fn are_left(&self) -> bool {
+        let snapshot = self.batches.worker.gateway().snapshot();
+        self.all().iter().any(|pod| snapshot.entry(pod.id).is_some())
+    }
+
+    fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<PlannedPod>>> {
+        self.pods.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, pod: usize) -> Arc<PlannedPod> {
+        Arc::clone(&self.all()[pod])
     }
 
     /// Their display names.
@@ -73,7 +91,7 @@ impl PlannedPods {
         let name = |id: &PodId| {
             snapshot.entry(*id).map_or_else(String::new, |entry| entry.pod.facts().name.to_string())
         };
-        self.pods.iter().map(|pod| name(&pod.id)).collect()
+        self.ids().iter().map(name).collect()
     }
 }
 
@@ -86,6 +104,20 @@ impl Drop for OnPod<'_> {
 }
 
 impl LineDispatch for PlannedPods {
+    fn pods(&self) -> Option<usize> {
+        let snapshot = self.batches.worker.gateway().snapshot();
+        let ready = self.model.ready(&snapshot);
+        let known = self.ids();
+        let new: Vec<_> =
+            ready.iter().map(|pod| pod.id()).filter(|id| !known.contains(id)).collect();
+        if new.is_empty() {
+            return Some(known.len());
+        }
+        let mut pods = self.pods.write().unwrap_or_else(PoisonError::into_inner);
+        pods.extend(new.into_iter().map(|id| Arc::new(PlannedPod::new(&self.batches, id))));
+        Some(pods.len())
+    }
+
     async fn send(
         &self,
         pod: usize,
@@ -97,7 +129,7 @@ impl LineDispatch for PlannedPods {
         edits.extend(self.batches.rules.priority.map(|it| Edit::set("priority", &it.into())));
         let body = splice(&request.body, &edits);
         let body = body.map_err(|error| ReplyError::Broken(error.to_string()))?;
-        let pod = &self.pods[pod];
+        let pod = self.get(pod);
         let on_pod = OnPod { offline: &pod.offline, counts: AtomicBool::new(false) };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -117,7 +149,7 @@ impl LineDispatch for PlannedPods {
     }
 
     async fn health(&self, pod: usize) -> Option<EngineHealth> {
-        let pod = &self.pods[pod];
+        let pod = self.get(pod);
         let gateway = self.batches.worker.gateway();
         let snapshot = gateway.snapshot();
         let entry = snapshot.entry(pod.id)?;
@@ -134,6 +166,7 @@ impl LineDispatch for PlannedPods {
             running: pod_state.requests() as usize,
             waiting: pod_state.waiting() as usize,
             kv_usage: pod_state.kv_usage(),
+            kv_tokens: entry.pod.facts().kv_tokens.map(|tokens| tokens as usize),
         };
         Some(EngineHealth { pod_state: Some(load), ceiling })
     }

@@ -3,17 +3,16 @@
 //! It determines the block size and the pods of the plan. Lines that name another model are sent as
 //! well; the pipeline then chooses their pod.
 
-use crate::engines::{is_ready, is_serving};
 use crate::file_reader::{StoredBytes, store_error};
 use std::io::{self, BufRead, BufReader, Read};
 use wornpath_config::{ModelSettings, Settings};
 use wornpath_execution::field;
 use wornpath_gateway::fleet::snapshot::FleetSnapshot;
 use wornpath_jobs::{Store, StoreError};
-use wornpath_routing::FleetPod;
+use wornpath_routing::{FleetPod, Health, Role};
 
 /// The model name in the first line of a batch; empty if it has none.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct BatchModel(String);
 
 impl BatchModel {
@@ -72,6 +71,16 @@ impl BatchModel {
         let is_unknown = !pods.iter().filter(|pod| is_serving(pod)).any(|pod| may_serve(&pod));
         pods.iter().filter(|pod| is_ready(pod) && (is_unknown || serves(pod))).collect()
     }
+}
+
+/// Whether it has the role that batch requests need.
+pub(crate) fn is_serving(pod: &FleetPod) -> bool {
+    pod.facts().roles.contains(&Role::named(Role::SERVE))
+}
+
+/// Whether requests can be planned for it now.
+pub(crate) fn is_ready(pod: &FleetPod) -> bool {
+    pod.state().health() == Health::Up && is_serving(pod)
 }
 
 fn named(line: &[u8]) -> Option<String> {

@@ -2,6 +2,7 @@
 
 use crate::error::BatchError;
 use serde_json::{Map, Value};
+use wornpath_jobs::duration;
 
 /// OpenAI's limits of `metadata`: pairs, and characters of a key and of a value.
 const MOST_PAIRS: usize = 16;
@@ -21,16 +22,7 @@ pub(crate) fn window(text: &str) -> Result<(String, u64), BatchError> {
         );
         BatchError::invalid(&message, Some("completion_window"))
     };
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
-    let unit = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3_600,
-        "d" => 86_400,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = number.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)?;
-    let seconds = number.checked_mul(unit).filter(|_| text.len() <= MOST_WINDOW);
+    let seconds = duration(text).filter(|_| text.len() <= MOST_WINDOW).map(|it| it.as_secs());
     Ok((text.to_owned(), seconds.ok_or_else(wrong)?))
 }
 

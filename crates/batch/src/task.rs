@@ -3,12 +3,11 @@
 
 use crate::batches::{Batches, PAUSE};
 use crate::damage::is_damage;
-use crate::eligible_pods::{WORTH, pods, wait_until_outdated};
-use crate::engines::is_serving;
+use crate::eligible_pods::{WORTH, pods, wait_until_gone};
 use crate::file_reader::{StoredBytes, StoredLines, store_error};
 use crate::finalize::{FinishedBatch, end_damaged, finalize};
 use crate::forest::forest_json;
-use crate::model::BatchModel;
+use crate::model::{BatchModel, is_serving};
 use crate::overview::{PlannedBatch, RunningBatch, figures};
 use crate::prefix_match::match_to_caches;
 use crate::run_slots::{RunSlot, TURN};
@@ -23,9 +22,9 @@ use wornpath_gateway::watchdog::TaskName;
 use wornpath_gateway::watchdog::heartbeat::named;
 use wornpath_index::Moment;
 use wornpath_jobs::{
-    Batch, BatchState, BatchStatus, DedupGroups, ExternalSort, Identical, Input, InputError,
-    InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryPolicy,
-    RunChannels, RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
+    Batch, BatchState, BatchStatus, DedupGroups, DueTime, ExternalSort, Identical, Input,
+    InputError, InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher,
+    RetryPolicy, RunChannels, RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
 };
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds, Window};
 use wornpath_routing::Role;
@@ -400,6 +399,10 @@ pub(crate) fn reading(batches: &Batches, batch: &Batch, model: &BatchModel) -> I
             true => Identical::Once,
             false => Identical::Each,
         },
+        due: DueTime {
+            left: Some(Duration::from_secs(batch.expires_at.saturating_sub(unix_time()))),
+            elapsed: Duration::from_secs(unix_time().saturating_sub(batch.created_at())),
+        },
     };
     let settings = batches.worker.gateway().settings();
     let model = model.settings(&batches.worker.gateway().snapshot(), &settings);
@@ -448,9 +451,11 @@ async fn compute(
         _ = controls.wait_for(|control| *control != RunControl::GoOn) => return Ok(ServedBatch::Yes),
         () = sleep(batches.store.term()) => return Ok(ServedBatch::No),
     };
-    let speeds = Speeds::equal(pods.pods.len())
-        .map_err(|error| StoreError::Unreachable(error.to_string()))?;
+    let pods = Arc::new(pods);
     let ids = pods.ids();
+    let speeds =
+        Speeds::equal(ids.len()).map_err(|error| StoreError::Unreachable(error.to_string()))?;
+    let windows = vec![Window::new(batches.rules.window.get(), STEP_TOKENS); ids.len()];
     let names = pods.names();
     let numbers = Arc::clone(&work.numbers);
     let index = batches.worker.gateway().pods().index().clone();
@@ -466,12 +471,10 @@ async fn compute(
     };
     let (plan, planned) = batches.with_store(move |_| plan()).await?;
     work.copies = DedupGroups::of(&plan);
-    let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
-    let scheduler = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
-    let planned_for = pods.ids();
+    let scheduler = Scheduler::new(plan, windows, RetryPolicy::default());
     let now = batches.worker.gateway().now();
     let took = now.since(began);
-    let outdated = wait_until_outdated(batches, model, &planned_for, took);
+    let outdated = wait_until_gone(&pods);
     let wanted = wait_until_wanted(batches, slot, took);
     let publisher = Leased::new(Arc::clone(&batches.store), lease, state);
     let (control, inner) = watch::channel(*controls.borrow_and_update());
@@ -483,8 +486,13 @@ async fn compute(
         done_before: state.counts.total - state.counts.pending(),
     };
     batches.overview.start(&batch.id, entry);
-    let running =
-        run(scheduler, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
+    let running = run(
+        scheduler,
+        work,
+        Arc::clone(&pods),
+        publisher,
+        RunChannels { control: inner, progress },
+    );
     tokio::pin!(running, outdated, wanted);
     let mut is_ending = false;
     loop {
@@ -493,7 +501,7 @@ async fn compute(
             () = &mut over, if !over.is_elapsed() => drop(control.send(RunControl::Stop)),
             // The next round plans the rest, once the requests in flight have finished.
             why = async { tokio::select! {
-                () = &mut outdated => "fleet changed",
+                () = &mut outdated => "no pod is left",
                 () = &mut wanted => "another tenant waits",
             } }, if !is_ending => {
                 is_ending = true;

@@ -9,12 +9,16 @@
 
 mod calendar;
 mod config;
+mod content_form;
 mod json;
 mod messages;
 mod numbers;
+mod probes;
 mod python;
+mod sglang;
 mod skeleton_cache;
 mod template_analysis;
+mod tools;
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,14 +27,17 @@ use minijinja::{
     Environment, Error, ErrorKind, UndefinedBehavior, Value as Jinja, syntax::SyntaxConfig,
     value::Kwargs,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
-pub use messages::ContentForm;
+pub use messages::{CallOrder, ContentForm};
 pub use numbers::{Grammar, exact_numbers};
+use probes::Probes;
 pub use skeleton_cache::ChatTurn;
-use skeleton_cache::SkeletonCache;
+use skeleton_cache::{SkeletonCache, SkeletonQuery};
+
+use crate::engine_rules::EngineRules;
 
 /// The instruction limit of one rendering: far beyond any prompt, and no template runs forever.
 const FUEL: u64 = 5_000_000;
@@ -83,8 +90,12 @@ pub struct Conversation<'a> {
     pub tools: Option<&'a [Value]>,
     /// How the prompt ends.
     pub ending: PromptEnding,
-    /// `chat_template_kwargs` of the request, such as `enable_thinking`.
+    /// Arguments of the template, such as `enable_thinking`.
     pub kwargs: Option<&'a Map<String, Value>>,
+    /// Whose rules apply.
+    pub engine: EngineRules,
+    /// The order of the fields of calls, by vLLM's rules.
+    pub calls: CallOrder,
     /// The engine's wall-clock time, for templates that print the date.
     pub now: WallTime,
 }
@@ -98,6 +109,8 @@ impl<'a> Conversation<'a> {
             tools: None,
             ending: PromptEnding::GenerationPrompt,
             kwargs: None,
+            engine: EngineRules::Vllm,
+            calls: CallOrder::Engine,
             now: WallTime(0),
         }
     }
@@ -110,6 +123,8 @@ pub struct Rendered {
     pub text: String,
     /// Whether the text is the whole prompt.
     pub extent: Extent,
+    /// A text that follows and is tokenized on its own.
+    pub continued: Option<String>,
 }
 
 /// How much of a prompt the rendered text covers.
@@ -129,11 +144,15 @@ pub struct ChatTemplate {
     tool_use: Option<Variant>,
     /// The text around the contents of conversations without tools.
     skeletons: Option<SkeletonCache>,
+    probes: Probes,
 }
 
 struct Variant {
     name: &'static str,
-    form: ContentForm,
+    source: String,
+    has_generation_tags: bool,
+    vllm_form: ContentForm,
+    sglang_form: ContentForm,
     keeps_developer: bool,
 }
 
@@ -178,23 +197,17 @@ impl ChatTemplate {
             default: Variant::of("default", default),
             tool_use: tool_use.map(|source| Variant::of("tool_use", source)),
             skeletons: None,
+            probes: Probes::default(),
         };
         for (name, token) in &config.special_tokens {
             template.environment.add_global(name.clone(), json::to_template(token));
         }
-        for (name, source) in [("default", Some(default)), ("tool_use", tool_use)] {
-            if let Some(source) = source {
-                let source = without_generation_tags(source);
-                template.environment.add_template_owned(name, source).map_err(invalid)?;
-            }
+        for variant in [Some(&template.default), template.tool_use.as_ref()].into_iter().flatten() {
+            let source = variant.source.clone();
+            template.environment.add_template_owned(variant.name, source).map_err(invalid)?;
         }
-        template.default.form = template.content_form("default");
-        if template.default.form == ContentForm::Text {
-            template.skeletons = SkeletonCache::of(&without_generation_tags(default), syntax());
-        }
-        if template.tool_use.is_some() {
-            let form = template.content_form("tool_use");
-            template.tool_use = template.tool_use.map(|variant| Variant { form, ..variant });
+        if template.form() == ContentForm::Text {
+            template.skeletons = SkeletonCache::of(&template.default.source, syntax());
         }
         Ok(template)
     }
@@ -202,7 +215,7 @@ impl ChatTemplate {
     /// The form of content that the template expects in conversations without tools.
     #[must_use]
     pub const fn form(&self) -> ContentForm {
-        self.default.form
+        self.default.form(EngineRules::Vllm)
     }
 
     /// Appends the result of [`Self::render`] for a conversation of these turns without tools, if
@@ -226,103 +239,162 @@ impl ChatTemplate {
     /// # Errors
     /// If the template fails on the conversation or rejects it.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TemplateError> {
-        let rejected = |cause| TemplateError::Rejected { file: self.file.clone(), cause };
-        let skeletons = self.skeletons.as_ref();
-        let query = skeletons.and_then(|skeletons| skeletons.query(conversation));
+        let conversation = &conversation.as_engine_reads_it();
+        let query = self.skeletons.as_ref().and_then(|all| all.query(conversation));
         let mut text = String::new();
         if query.as_ref().is_some_and(|query| query.fill_in(&mut text)) {
-            return Ok(Rendered { text, extent: Extent::Whole });
+            return Ok(Rendered::whole(text));
         }
         let variant = match (&self.tool_use, conversation.tools) {
             (Some(variant), Some(_)) => variant,
             _ => &self.default,
         };
+        match conversation.engine {
+            EngineRules::Vllm => self.render_for_vllm(variant, conversation, query),
+            EngineRules::Sglang => self.render_for_sglang(variant, conversation, query),
+        }
+    }
+
+    fn render_for_vllm(
+        &self,
+        variant: &Variant,
+        conversation: &Conversation<'_>,
+        query: Option<SkeletonQuery<'_>>,
+    ) -> Result<Rendered, TemplateError> {
+        let form = variant.form(conversation.engine);
+        let calls = conversation.calls;
         let mut messages =
-            messages::prepare(conversation.messages, variant.form, variant.keeps_developer);
+            messages::prepare(conversation.messages, form, variant.keeps_developer, calls);
         let continued = match conversation.ending {
             PromptEnding::InsideLastMessage => {
                 let last =
                     messages.last_mut().and_then(|message| message.to_mut().get_mut("content"));
                 Some(mark_end(last).ok_or_else(|| {
-                    rejected("the last message has no text to continue".to_owned())
+                    self.rejected("the last message has no text to continue".to_owned())
                 })?)
             }
             PromptEnding::GenerationPrompt | PromptEnding::LastMessage => None,
         };
+        let tools = conversation.tools.map(|all| tools::prepare(all, conversation.engine));
         let mut text = self
-            .render_raw(variant.name, &messages, conversation)
-            .map_err(|error| rejected(describe(&error)))?;
+            .render_raw(variant, &messages, tools.as_deref(), conversation)
+            .map_err(|error| self.rejected(describe(&error)))?;
         if let Some(last) = continued {
             let cut = continuation(&text, &last).ok_or_else(|| {
-                rejected(
+                self.rejected(
                     "the last message, which is to be continued, does not appear in the prompt"
                         .to_owned(),
                 )
             })?;
             text.truncate(cut);
         }
-        if let Some(query) = query {
-            let render_placeholders = |messages: &[Cow<'_, Value>]| {
-                self.render_raw(variant.name, messages, conversation).ok()
-            };
-            query.learn(&text, render_placeholders);
-        }
+        self.learn(query, variant, &text, conversation);
         if !messages::has_media(conversation.messages) {
-            return Ok(Rendered { text, extent: Extent::Whole });
+            return Ok(Rendered::whole(text));
         }
-        // A template that drops the part may have written anything instead.
-        text.truncate(text.find(messages::PART_MARK).unwrap_or(0));
-        Ok(Rendered { text, extent: Extent::BeforePart })
+        Ok(Rendered::before_part(text))
+    }
+
+    fn render_for_sglang(
+        &self,
+        variant: &Variant,
+        conversation: &Conversation<'_>,
+        query: Option<SkeletonQuery<'_>>,
+    ) -> Result<Rendered, TemplateError> {
+        let form = variant.form(conversation.engine);
+        let sglang::Prepared { messages, continued, has_media } =
+            sglang::prepare(conversation.messages, form, conversation.ending)
+                .ok_or_else(|| self.rejected("the engine refuses its messages".to_owned()))?;
+        let tools = conversation.tools.map(|all| tools::prepare(all, conversation.engine));
+        let render =
+            |tools: Option<&[Value]>| self.render_raw(variant, &messages, tools, conversation);
+        let rendered = render(tools.as_deref()).or_else(|error| match &tools {
+            Some(all) => render(Some(&tools::functions(all))),
+            None => Err(error),
+        });
+        let text = rendered.map_err(|error| self.rejected(describe(&error)))?;
+        self.learn(query, variant, &text, conversation);
+        if has_media {
+            return Ok(Rendered::before_part(text));
+        }
+        Ok(Rendered { continued, ..Rendered::whole(text) })
+    }
+
+    /// Caches the text around contents, if a query for it has missed.
+    fn learn(
+        &self,
+        query: Option<SkeletonQuery<'_>>,
+        variant: &Variant,
+        text: &str,
+        conversation: &Conversation<'_>,
+    ) {
+        let Some(query) = query else { return };
+        query.learn(text, |messages: &[Cow<'_, Value>]| {
+            self.render_raw(variant, messages, None, conversation).ok()
+        });
+    }
+
+    fn rejected(&self, cause: String) -> TemplateError {
+        TemplateError::Rejected { file: self.file.clone(), cause }
     }
 
     fn render_raw(
         &self,
-        name: &str,
+        variant: &Variant,
         messages: &[Cow<'_, Value>],
+        tools: Option<&[Value]>,
         conversation: &Conversation<'_>,
     ) -> Result<String, Error> {
         let now = conversation.now;
-        let tools = conversation.tools.map(messages::prepare_tools);
-        let tools = tools.map_or_else(|| Jinja::from(()), |tools| json::items_to_template(&tools));
+        let tools = tools.map_or_else(|| Jinja::from(()), json::items_to_template);
         let messages = messages.iter().map(|message| json::to_template(message));
         let own: [(&str, Jinja); 5] = [
             ("messages", messages.collect()),
             ("tools", tools),
             ("documents", Jinja::from(())),
-            (
-                "add_generation_prompt",
-                Jinja::from(conversation.ending == PromptEnding::GenerationPrompt),
-            ),
+            ("add_generation_prompt", Jinja::from(conversation.begins_answer())),
             ("strftime_now", Jinja::from_function(move |format: &str| now.format(format))),
         ];
         let kwargs = conversation.kwargs.into_iter().flatten();
         let kwargs = kwargs.map(|(name, value)| (name.as_str(), json::to_template(value)));
         let context = Jinja::from_pairs(own.into_iter().chain(kwargs));
-        let template = self.environment.get_template(name)?;
+        let template = self.environment.get_template(variant.name)?;
         // The template engine panics on a backward slice of nothing, such as `messages[::-1]`
         // without messages; by that a client must not be able to end more than its own request.
         catch_unwind(AssertUnwindSafe(|| template.render(context))).unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::InvalidOperation, "the template engine panicked"))
         })
     }
+}
 
-    /// A template that prints the text of a part, but not the part itself, iterates over parts; any
-    /// other gets text.
-    fn content_form(&self, name: &str) -> ContentForm {
-        const PROBE: &str = "probe-of-the-content-form";
-        let message = json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
-        let messages = [Cow::Owned(message)];
-        let conversation = Conversation::new(&[]);
-        match self.render_raw(name, &messages, &conversation) {
-            Ok(text)
-                if text.contains(PROBE)
-                    && !text.contains("'type'")
-                    && !text.contains("\"type\"") =>
-            {
-                ContentForm::Parts
-            }
-            _ => ContentForm::Text,
-        }
+impl<'a> Conversation<'a> {
+    /// With the ending that the engine makes of it: SGLang always begins an answer, unless the last
+    /// message is one.
+    fn as_engine_reads_it(&self) -> Self {
+        let ending = match (self.engine, self.ending) {
+            (EngineRules::Sglang, PromptEnding::LastMessage) => PromptEnding::GenerationPrompt,
+            (_, ending) => ending,
+        };
+        Self { ending, ..*self }
+    }
+
+    /// Whether the template writes the start of an answer. SGLang appends an answer to be continued
+    /// after that.
+    fn begins_answer(&self) -> bool {
+        self.engine == EngineRules::Sglang || self.ending == PromptEnding::GenerationPrompt
+    }
+}
+
+impl Rendered {
+    const fn whole(text: String) -> Self {
+        Self { text, extent: Extent::Whole, continued: None }
+    }
+
+    /// The text before the first part that is not text. A template that drops the part may have
+    /// written anything instead.
+    fn before_part(mut text: String) -> Self {
+        text.truncate(text.find(messages::PART_MARK).unwrap_or(0));
+        Self { text, extent: Extent::BeforePart, continued: None }
     }
 }
 
@@ -335,7 +407,20 @@ impl std::fmt::Debug for ChatTemplate {
 impl Variant {
     fn of(name: &'static str, source: &str) -> Self {
         let keeps_developer = source.contains("\"developer\"") || source.contains("'developer'");
-        Self { name, form: ContentForm::Text, keeps_developer }
+        let written = source;
+        let source = without_generation_tags(written);
+        let has_generation_tags = source != written;
+        let form = |engine| content_form::content_form(&source, syntax(), engine);
+        let vllm_form = form(EngineRules::Vllm);
+        let sglang_form = form(EngineRules::Sglang);
+        Self { name, source, has_generation_tags, vllm_form, sglang_form, keeps_developer }
+    }
+
+    const fn form(&self, engine: EngineRules) -> ContentForm {
+        match engine {
+            EngineRules::Vllm => self.vllm_form,
+            EngineRules::Sglang => self.sglang_form,
+        }
     }
 }
 

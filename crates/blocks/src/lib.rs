@@ -11,12 +11,14 @@
 #[cfg(feature = "text")]
 pub mod chat;
 mod encode_limits;
+mod engine_rules;
 mod hasher;
 mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
 
 pub use encode_limits::EncodeLimits;
+pub use engine_rules::EngineRules;
 pub use hasher::{BlockHash, BlockHasher, ContentHash, Scope, TextChain, TextHasher};
 pub use key::HashKey;
 #[cfg(feature = "text")]

@@ -215,6 +215,12 @@ impl Tokenizer {
         }
     }
 
+    /// How many tokens the post-processor puts before and after a text.
+    #[must_use]
+    pub const fn special_tokens_around(&self) -> (usize, usize) {
+        (self.frame.before.len(), self.frame.after.len())
+    }
+
     /// Appends the ids of `text` to `out`.
     ///
     /// The first call on a thread also builds that thread's tables, which takes a tenth of a second

@@ -22,7 +22,8 @@ Paths of an engine:
                                                a tool is called when tool_choice requires one
   POST /v1/messages (Anthropic), /v1/responses (OpenAI)
   POST /v1/embeddings, /v1/rerank, /tokenize, /reset_prefix_cache
-  GET  /v1/models, /health, /metrics (vLLM's names), /version, /kv_event_sources
+  GET  /v1/models, /health, /metrics (vLLM's names), /version, /kv_event_sources,
+       /tokenizer_info
 Cache events are published over ZeroMQ in vLLM's encoding, and can be replayed.
 
 Faults, for --fault and for the control port (as JSON, with underscores):
@@ -36,6 +37,7 @@ Faults, for --fault and for the control port (as JSON, with underscores):
   reorder-events          publish batches in pairs, the later first
   lose-tail               stop publishing, though batches are still numbered; replay has them
   no-replay               do not answer replay requests
+  no-discovery            say neither where events are published nor how prompts are tokenized
   cached-tokens=zero      report no cached tokens; `all` reports the whole prompt
   no-kv-transfer          let no decode engine load the KV cache that was computed for it
   crash-after-prefills=8  the same, and crash after eight prefills
@@ -95,6 +97,10 @@ pub(crate) struct EngineArguments {
     /// Directory with tokenizer.json and tokenizer_config.json; without it, bytes are tokens
     #[arg(long, value_name = "DIRECTORY")]
     tokenizer: Option<PathBuf>,
+    /// Folder or repository of the model, as /v1/models names it; default: the folder of --tokenizer,
+    /// else the model's name
+    #[arg(long, value_name = "NAME")]
+    root: Option<String>,
     /// Tokens per cache block
     #[arg(long, default_value = "16", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
@@ -104,6 +110,9 @@ pub(crate) struct EngineArguments {
     /// Tokens that a second cache tier in host memory holds
     #[arg(long, default_value_t = 0)]
     host_tokens: usize,
+    /// Tokens that a third cache tier on disk holds
+    #[arg(long, default_value_t = 0)]
+    disk_tokens: usize,
     /// Length of an answer in tokens, if the request sets no limit
     #[arg(long, default_value_t = 128)]
     answer_tokens: usize,
@@ -179,12 +188,16 @@ fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
         block_size: arguments.block_size,
         kv_tokens: arguments.kv_tokens,
         host_tokens: arguments.host_tokens,
+        disk_tokens: arguments.disk_tokens,
         tokens: TokenReports::Each,
         ..EngineSettings::default()
     };
     options.speed = speed;
     options.adapters.clone_from(&arguments.adapters);
     options.tokenizer.clone_from(&arguments.tokenizer);
+    let folder = arguments.tokenizer.as_ref().and_then(|folder| std::path::absolute(folder).ok());
+    let folder = folder.map(|folder| folder.display().to_string());
+    options.root = arguments.root.clone().or(folder);
     options.answer_tokens = arguments.answer_tokens;
     options.topic.clone_from(&arguments.topic);
     options.hash_algorithm = arguments.hash_algorithm.parse().context("--hash-algorithm")?;

@@ -1,5 +1,6 @@
 //! `wornpath events`: tools to inspect the cache events of engines.
 
+mod explain;
 mod verify;
 
 use anyhow::Context;

@@ -2,13 +2,12 @@
 
 use anyhow::Context;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use wornpath_blocks::Tokenizer;
-use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
+use wornpath_config::TokenizerFiles;
 use wornpath_index::Moment;
 use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
-use wornpath_routing::{ByteTokenizer, Problems, TextTokenizer, Tokenize};
+use wornpath_routing::{ByteTokenizer, Problems, Tokenize};
 
 /// Reads a fleet description, or lists all of its problems.
 pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetSpec, Problems>> {
@@ -34,21 +33,6 @@ pub(crate) fn build(path: &Path, spec: &FleetSpec, now: Moment) -> anyhow::Resul
 pub(crate) fn tokenizer(base: &Path, name: &str) -> anyhow::Result<Arc<dyn Tokenize>> {
     Ok(match name {
         "bytes" => Arc::new(ByteTokenizer),
-        folder => Arc::new(load(&base.join(folder))?),
+        folder => Arc::new(TokenizerFiles::read(&base.join(folder))?.load()?),
     })
-}
-
-fn load(folder: &Path) -> anyhow::Result<TextTokenizer> {
-    let read =
-        |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let path = folder.join("tokenizer.json");
-    let tokenizer = Tokenizer::from_json(&path.display().to_string(), &read(&path)?)?;
-    let path = folder.join("tokenizer_config.json");
-    let template = if path.exists() {
-        let config = TokenizerConfig::from_json(&path.display().to_string(), &read(&path)?)?;
-        ChatTemplate::from_config(&config).ok()
-    } else {
-        None
-    };
-    Ok(TextTokenizer::new(tokenizer, template))
 }

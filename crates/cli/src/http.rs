@@ -7,10 +7,10 @@ mod endpoint;
 mod proxy;
 mod upload;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 pub(crate) use endpoint::{Endpoint, TlsArguments, is_tls_rejection};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode, http::response};
@@ -171,6 +171,13 @@ impl HttpResponse {
 
     pub(crate) async fn bytes(self) -> anyhow::Result<Bytes> {
         Ok(self.body.collect().await.context(CONNECTION_LOST)?.to_bytes())
+    }
+
+    /// The body, of at most `most` bytes.
+    pub(crate) async fn bytes_within(self, most: usize) -> anyhow::Result<Bytes> {
+        let body = Limited::new(self.body, most).collect().await;
+        let body = body.map_err(|error| anyhow!("{CONNECTION_LOST}: {error} (limit {most} bytes)"));
+        Ok(body?.to_bytes())
     }
 
     pub(crate) async fn json(self) -> anyhow::Result<Value> {

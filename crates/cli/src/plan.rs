@@ -23,7 +23,7 @@ use wornpath_config::builtin_profile;
 use wornpath_planner::lint::lint;
 use wornpath_planner::{Cohorts, Forest, Plan, PromptGroups, Speeds};
 use wornpath_sim::offline::{self, OfflineEngines, least_time, rates};
-use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay};
+use wornpath_sim::replay::{ProfileText, ReplayFleet, Trace, TraceStart, replay_with_reads};
 
 /// Clients per pod when nothing is planned: this many, or as many sequences as an engine runs. The
 /// faster counts, so that a plan gets no credit for what more connections would do as well.
@@ -104,11 +104,17 @@ fn report_of(
     let prompt_tokens = forest.prompt_tokens(queue);
     let plan = Plan::of_forest(queue, forest, &Speeds::equal(pods)?, &rates(engines));
     let cohorts = Cohorts::of(queue, &plan, engines.engine.max_sequences(), engines.kv_tokens());
+    let decode_groups = plan.decode_groups().len();
     let (ran, records) = offline::run_recorded(trace, plan, engines)?;
     let ways = vec![
         simulate_online("file order", trace, builtin("round-robin"), engines, pods)?,
         simulate_online("online routing", trace, builtin("cache-aware"), engines, pods)?,
-        PlanMethod { name: "plan", computed: ran.computed_tokens, makespan: ran.makespan },
+        PlanMethod {
+            name: "plan",
+            computed: ran.computed_tokens,
+            makespan: ran.makespan,
+            kv_reads: ran.kv_reads,
+        },
     ];
     let sample: Vec<&str> = prompts.sample.iter().map(|(_, text)| text.as_str()).collect();
     let mut findings = lint(&sample, 4 * arguments.block_size.get());
@@ -134,6 +140,9 @@ fn report_of(
         ways,
         biggest,
         cohorts,
+        decode_groups,
+        kv_bytes_per_token: engines.engine.kv_bytes_per_token(),
+        has_cascade: engines.engine.step_cost().cascade.is_some(),
         findings,
         whole,
         asked: Vec::new(),
@@ -186,8 +195,9 @@ fn simulate_clients(
             None => TraceStart::At(Duration::ZERO),
         };
     }
-    let mut way = PlanMethod { name, computed: 0, makespan: Duration::ZERO };
-    for (turn, record) in trace.turns.iter().zip(replay(&trace, profile, fleet)?) {
+    let (records, kv_reads) = replay_with_reads(&trace, profile, fleet)?;
+    let mut way = PlanMethod { name, computed: 0, makespan: Duration::ZERO, kv_reads };
+    for (turn, record) in trace.turns.iter().zip(records) {
         let Some(end) = record.end else { return Ok(None) };
         way.makespan = way.makespan.max(end);
         way.computed += (turn.prompt_tokens - record.cached_tokens) as u64;

@@ -1,16 +1,19 @@
 //! `wornpath replay`: simulates recorded traffic under routing profiles, in virtual time.
 
 mod html;
+mod pods;
 mod progress;
 
 use crate::check::{BAD_CONFIGURATION, check, read};
 use crate::engine::profile as engine_profile;
+use crate::fleet::read_fleet;
 use crate::numbers;
 use crate::output_files;
 use crate::trace_file;
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::Args;
 use html::ReplayRun;
+use pods::{PodCounts, ReplayPods, pod_counts};
 use progress::ReplayProgress;
 use serde_json::json;
 use std::io::Write;
@@ -18,7 +21,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wornpath_routing::{ProfileEnv, Role};
+use wornpath_routing::ProfileEnv;
 use wornpath_sim::replay::{
     Percentiles, ProfileText, ReplayFleet, Summary, Trace, replay_with_progress,
 };
@@ -29,7 +32,8 @@ use wornpath_sim::replay::{
 /// seconds. A trace has one JSON object a line: timestamp (ms), input_length, output_length and
 /// hash_ids (one per block, equal for equal prefixes), or timestamp, output_length and prompt or
 /// messages; sessions have session_id and, on later turns, delay (ms after the previous turn) in
-/// place of timestamp. Exits with 78 if a profile is invalid.
+/// place of timestamp. Engines cache the reply of a turn where the next turn of its session has the
+/// blocks of both. Exits with 78 if a profile is invalid.
 #[derive(Args)]
 pub(crate) struct ReplayArguments {
     /// Trace to replay
@@ -37,10 +41,16 @@ pub(crate) struct ReplayArguments {
     /// Routing profile: a file, or the name of a built-in profile; may be repeated
     #[arg(long = "profile", required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
-    /// Number of engines
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pods: u16,
-    /// Engine profile: a built-in name or the path of a JSON file
+    /// Number of engines, or how many there are of each role: prefill=2,decode=2; a profile of one
+    /// step gets as many engines that serve whole requests
+    #[arg(long, default_value = "8", value_name = "N|ROLE=N,...", value_parser = pod_counts)]
+    pods: PodCounts,
+    /// Engines with their roles, places, labels, KV capacities and speeds, in a file as for check
+    /// --fleet; models are not read
+    #[arg(long, value_name = "FILE", conflicts_with = "pods")]
+    fleet: Option<PathBuf>,
+    /// Engine profile of pods without a speed of their own: a built-in name or the path of a JSON
+    /// file
     #[arg(long, default_value = "8b-h200")]
     engine: String,
     /// Factor by which arrivals are more frequent; for sessions, their starts
@@ -62,15 +72,71 @@ pub(crate) struct ReplayArguments {
     /// texts
     #[arg(long, value_parser = numbers::block_size)]
     block_size: Option<NonZeroUsize>,
-    /// Tokens that each engine's KV cache holds; default: as in its profile
+    /// Tokens that each engine's KV cache holds, unless the fleet file says so; default: as in its
+    /// profile
     #[arg(long, value_parser = numbers::tokens)]
     kv_tokens: Option<usize>,
+    /// Tokens that a second cache tier in each engine's host memory holds
+    #[arg(long, default_value_t = 0)]
+    host_tokens: usize,
+    /// Tokens that a third cache tier on each engine's disk holds
+    #[arg(long, default_value_t = 0)]
+    disk_tokens: usize,
     /// Also write all results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Also write an HTML page with plots of each profile's first run
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// The pods that the options describe, or none if the fleet file is not valid; its problems are
+/// printed.
+fn given_pods(arguments: &ReplayArguments) -> anyhow::Result<Option<ReplayPods>> {
+    let Some(path) = &arguments.fleet else {
+        return Ok(Some(ReplayPods::of_counts(&arguments.pods)));
+    };
+    match read_fleet(path)? {
+        Ok(spec) => {
+            let pods = ReplayPods::described(&spec);
+            Ok(Some(pods.with_context(|| path.display().to_string())?))
+        }
+        Err(problems) => {
+            eprint!("{problems}");
+            Ok(None)
+        }
+    }
+}
+
+/// The pods of each profile, or none if a profile is not valid; its problems are printed.
+fn checked_pods(
+    arguments: &ReplayArguments,
+    given: &ReplayPods,
+) -> anyhow::Result<Option<Vec<ReplayPods>>> {
+    let mut pods = Vec::new();
+    for path in &arguments.profiles {
+        let any = ProfileEnv::default();
+        let own = match check(path, &any)? {
+            Ok(profile) => given.for_profile(&profile),
+            // Checked again below, with the roles.
+            Err(_) => given.clone(),
+        };
+        let env = ProfileEnv { roles: Some(own.roles()), ..ProfileEnv::default() };
+        match check(path, &env)? {
+            Ok(profile) if profile.is_one_call_or_handover() => pods.push(own),
+            Ok(profile) => {
+                let steps = profile.graph().steps.iter().map(|step| step.name.as_str());
+                eprintln!(
+                    "{}: a plan has the steps {}; a replay runs one step, or a prefill whose KV cache the second step \
+                     takes, both without `bind: late`",
+                    path.display(),
+                    steps.collect::<Vec<_>>().join(", ")
+                );
+            }
+            Err(problems) => eprint!("{problems}"),
+        }
+    }
+    Ok((pods.len() == arguments.profiles.len()).then_some(pods))
 }
 
 /// Limit of requests in a replay: it takes some minutes, and gigabytes.
@@ -102,33 +168,32 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     let inputs: Vec<_> = [&arguments.trace].into_iter().chain(&arguments.profiles).collect();
     let outputs = [("--json", arguments.json.as_ref()), ("--html", arguments.html.as_ref())];
     output_files::check(&inputs, &outputs)?;
-    // All profiles are checked before a run of minutes. Simulated engines serve whole requests.
-    let roles = Some(vec![Role::named(Role::SERVE)]);
-    let env = ProfileEnv { roles, ..ProfileEnv::default() };
-    let mut code = ExitCode::SUCCESS;
-    for path in &arguments.profiles {
-        if let Err(problems) = check(path, &env)? {
-            eprint!("{problems}");
-            code = ExitCode::from(BAD_CONFIGURATION);
-        }
-    }
-    if code != ExitCode::SUCCESS {
-        return Ok(code);
-    }
+    // All profiles are checked before a run of minutes.
+    let Some(given) = given_pods(arguments)? else {
+        return Ok(ExitCode::from(BAD_CONFIGURATION));
+    };
+    let Some(pods) = checked_pods(arguments, &given)? else {
+        return Ok(ExitCode::from(BAD_CONFIGURATION));
+    };
     let engine = engine_profile(&arguments.engine)?;
     let trace = trace_file::read(&arguments.trace, arguments.block_size)?;
     let copies = copies(&trace, arguments.copies)?;
-    let (requests, cacheable) = {
+    let (requests, replies, cacheable) = {
         let copied = trace.clone().cloned(copies, 1);
         let cacheable = copied.ideal_hit_tokens() as f64 / copied.prompt_tokens() as f64;
-        (copied.turns.len(), cacheable)
+        let replies = copied.replies().iter().filter(|reply| !reply.is_empty()).count();
+        (copied.turns.len(), replies, cacheable)
+    };
+    let replies = match replies {
+        0 => String::new(),
+        replies => format!(", {replies} replies cached"),
     };
     let file = arguments.trace.display().to_string();
     let facts = format!(
-        "{requests} requests in blocks of {} tokens, ideal hit rate {cacheable:.3}; on {} engines {}, speed {speed}, {} run(s)",
+        "{requests} requests in blocks of {} tokens{replies}, ideal hit rate {cacheable:.3}; on {} engines {}, speed {speed}, {} run(s)",
         trace.block_size,
-        arguments.pods,
-        engine.name(),
+        given.all(),
+        given.shown(&engine),
         arguments.seeds
     );
     writeln!(out, "{file}: {facts}")?;
@@ -140,7 +205,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     let mut report = Vec::new();
     let mut first_runs = Vec::new();
     let mut progress = ReplayProgress::new(arguments.seeds * arguments.profiles.len() as u64);
-    for path in &arguments.profiles {
+    for (path, pods) in arguments.profiles.iter().zip(&pods) {
         let yaml = read(path)?;
         let name = name(path, &arguments.profiles);
         let mut runs = Vec::new();
@@ -149,8 +214,10 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let traffic = traffic.jittered(arguments.jitter, seed).faster(speed);
             let fleet = ReplayFleet {
                 kv_tokens: arguments.kv_tokens,
+                host_tokens: arguments.host_tokens,
+                disk_tokens: arguments.disk_tokens,
                 events_delay: arguments.events_delay,
-                ..ReplayFleet::new(engine.clone(), usize::from(arguments.pods), seed)
+                ..pods.fleet(&engine, seed)
             };
             let source = path.display().to_string();
             let title = format!("{name}, run {seed} of {}", arguments.seeds);
@@ -158,7 +225,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let profile = ProfileText { name: &source, yaml: &yaml };
             let mut watch = |ended: usize| bar.set_position(ended as u64);
             let records = replay_with_progress(&traffic, profile, &fleet, &mut watch)?;
-            runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
+            runs.push(Summary::of(&traffic, &records, pods.all()));
             if seed == 1 && arguments.html.is_some() {
                 first_runs.push((name.clone(), traffic, records));
             }
@@ -170,13 +237,13 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         output_files::write(path, &format!("{:#}", json!({"profiles": report})))?;
     }
     if let Some(path) = &arguments.html {
-        let pods = usize::from(arguments.pods);
+        let pods = given.all();
         let runs = first_runs.iter();
         let runs = runs.map(|(name, trace, records)| ReplayRun { name, trace, records, pods });
         let page = html::page(&file, &facts, &runs.collect::<Vec<_>>());
         output_files::write(path, &page)?;
     }
-    Ok(code)
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The name of a profile: its file name without extension, or its whole path if that is not unique.

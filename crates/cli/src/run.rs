@@ -90,10 +90,13 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
     };
     if observed.input > 0 {
         let share = 100.0 * observed.cached as f64 / observed.input as f64;
-        let predicted = 100.0 * predicted;
+        let caches = predicted.map_or_else(String::new, |predicted| {
+            let predicted = 100.0 * predicted;
+            format!(", {share:.1}% of them from caches (predicted: {predicted:.1}%)")
+        });
         writeln!(
             out,
-            "{} prompt tokens, {share:.1}% of them from caches (predicted: {predicted:.1}%); {} output tokens",
+            "{} prompt tokens{caches}; {} output tokens",
             observed.input, observed.output
         )?;
     }

@@ -7,21 +7,26 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use wornpath_admin::{Setup, StartError, start_with};
 use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DatabaseSettings, DebugHeaders,
     Destinations, EppSettings, EventSource, LogFormat, ModelSettings, PodConfig, SecretFile,
-    Settings,
+    Settings, TokenizerSource,
 };
 use wornpath_config::{Config, Tokenizers};
 use wornpath_events::has_password;
-use wornpath_gateway::{ServeError, serve};
+use wornpath_gateway::{Gateway, ServeError, serve};
 use wornpath_routing::Role;
 
 use crate::address;
 use crate::check::BAD_CONFIGURATION;
+use crate::model_files::ModelFiles;
+
+/// Data-parallel ranks of an engine.
+const MAX_RANKS: u32 = 1024;
 
 mod arguments;
 mod given;
@@ -32,6 +37,11 @@ mod tenants;
 
 pub(crate) use arguments::{EppArguments, ServeArguments};
 pub(crate) use logging::Log;
+
+/// Whether this program was built to be tried, by the profile `release`: built soon, and slow.
+fn is_built_for_trying() -> bool {
+    !cfg!(debug_assertions) && env!("WORNPATH_OPT_LEVEL") != "3"
+}
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
@@ -64,6 +74,11 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     for used in config.deprecated() {
         tracing::warn!("configuration: {used}");
     }
+    if is_built_for_trying() {
+        tracing::warn!(
+            "program built for trying it out; for production build with `--profile dist`"
+        );
+    }
     disable_huge_pages();
     let scheme = |is_tls: bool| if is_tls { "https" } else { "http" };
     let client_scheme = scheme(settings.tls.client.is_some());
@@ -71,12 +86,13 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     let admin = Cell::new(None);
     let batch = settings.batch.clone();
     let given = given::options(arguments);
-    let set_up = |gateway: &_| {
+    let set_up = |gateway: &Arc<Gateway>| {
         let arguments = arguments.clone();
         // A reload applies the command line to the new file again.
         let override_file = move |from_file| {
             self::settings(&arguments, from_file).map_err(|error| format!("{error:#}"))
         };
+        gateway.pods().find_tokenizers_by(Arc::new(ModelFiles::of_environment()));
         let setup = Setup { path, config, tokenizers, logging, options: given };
         admin.set(start_with(gateway, setup, Box::new(override_file))?.admin);
         if let Some(rules) = batch {
@@ -245,7 +261,7 @@ fn add_pods(arguments: &ServeArguments, pods: &mut Vec<PodConfig>) -> anyhow::Re
                 let name = &known.facts.name;
                 bail!("{option} {url}: the file already lists it as `{name}`; remove one of them");
             }
-            pods.push(new);
+            pods.extend(new.per_rank());
         }
     }
     ensure!(
@@ -265,10 +281,14 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
     let Some(name) = &arguments.model else {
         bail!("--tokenizer needs --model NAME, as engines list it at /v1/models");
     };
-    let tokenizer = Some(crate::fleet::tokenizer(Path::new("."), tokenizer)?);
+    let tokenizer = match tokenizer.as_str() {
+        "none" => None,
+        name => Some(crate::fleet::tokenizer(Path::new("."), name)?),
+    };
     match models.iter_mut().find(|model| model.name == *name) {
         Some(model) => {
             model.tokenizer = tokenizer;
+            model.tokenizer_source = TokenizerSource::Configured;
             if let Some(tokens) = arguments.block_size {
                 model.block_size = BlockSize::Configured(tokens);
             }
@@ -277,6 +297,7 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
             name: name.clone(),
             block_size: arguments.block_size.into(),
             tokenizer,
+            tokenizer_source: TokenizerSource::Configured,
             aliases: Vec::new(),
             wait_for_pod: Duration::ZERO,
         }),
@@ -364,28 +385,36 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
     Ok(())
 }
 
-/// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.
+/// `http://host:port`, which is asked for its events, or with options after it:
+/// `,ranks=2,events=zmq://host:port?replay=port`.
 fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodConfig> {
     let whole = written.split(",events=").next().unwrap_or(written);
     // Before any part is shown in an error: a password may contain a comma.
     if whole.contains('@') {
         address::check(option, whole)?;
     }
-    let (url, events) = match written.split_once(',') {
-        None => (written, Vec::new()),
-        Some((url, rest)) => {
-            let address = rest.strip_prefix("events=").with_context(|| {
-                format!("{option} {url}: unknown suffix `{rest}`; write events=zmq://host:port?replay=port or events=auto")
-            })?;
-            let source = match address {
-                "auto" => EventSource::ReportedByEngine,
-                address => EventSource::Zmq(address.parse()?),
-            };
-            (url, vec![source])
-        }
-    };
+    let (url, mut options) = written.split_once(',').unwrap_or((written, ""));
+    let mut pod = PodConfig { asks_for_events: true, ..PodConfig::new(url) };
+    if let Some(ranks) = options.strip_prefix("ranks=") {
+        let (ranks, rest) = ranks.split_once(',').unwrap_or((ranks, ""));
+        let number = ranks.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+        pod.ranks = number.with_context(|| {
+            format!("{option} {url}: ranks is `{ranks}`; give a number from 1 to {MAX_RANKS}")
+        })?;
+        options = rest;
+    }
+    if !options.is_empty() {
+        let address = options.strip_prefix("events=").with_context(|| {
+            format!("{option} {url}: unknown suffix `{options}`; write ranks=N, then events=zmq://host:port?replay=port, events=auto or events=none")
+        })?;
+        pod.asks_for_events = false;
+        pod.events = match address {
+            "none" => Vec::new(),
+            "auto" => vec![EventSource::ReportedByEngine],
+            address => vec![EventSource::Zmq(address.parse()?)],
+        };
+    }
     address::check(option, url)?;
-    let mut pod = PodConfig { events, ..PodConfig::new(url) };
     pod.facts.roles = vec![Role::named(role)];
     Ok(pod)
 }

@@ -1,5 +1,7 @@
 //! The built-in profiles, for `--policy NAME` and routes.
 
+use crate::settings::NamedProfile;
+
 /// Names and texts, sorted by name.
 #[rustfmt::skip]
 pub const BUILTIN_PROFILES: &[(&str, &str)] = &[
@@ -44,13 +46,20 @@ without_events: approximate
 /// The profile of requests without a route or option.
 pub const DEFAULT_PROFILE: &str = "cache-aware";
 
-/// The default profile if some model has no tokenizer.
+/// The default profile for models without a tokenizer.
 pub const TEXT_PROFILE: &str = "cache-aware-text";
 
 /// The text of a built-in profile.
 #[must_use]
 pub fn builtin_profile(name: &str) -> Option<&'static str> {
     BUILTIN_PROFILES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// The profile that compares prompts by their text.
+#[must_use]
+pub fn text_profile() -> NamedProfile {
+    let file = format!("built-in profile `{TEXT_PROFILE}`");
+    NamedProfile { name: TEXT_PROFILE.to_owned(), file, text: BY_TEXT.to_owned() }
 }
 
 #[cfg(test)]

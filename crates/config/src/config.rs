@@ -10,6 +10,7 @@ use wornpath_yaml::{
     Node, Parameter, Problem, ProblemKind, Problems, Takes, Yaml, parse, unknown_keys,
 };
 
+use crate::builtin::text_profile;
 use crate::deprecated::{DEPRECATED, DeprecatedUse, uses};
 use crate::diagnostics::Diagnostics;
 use crate::differences::{Difference, ValueChange, differences};
@@ -21,16 +22,16 @@ use crate::section::Section;
 use crate::sections::discovery::DiscoveryConfig;
 use crate::sections::kubernetes::{KubernetesConfig, KubernetesPod, KubernetesPodRefused};
 use crate::sections::listen::{Listen, ListenerGuard};
-use crate::sections::models::ModelConfig;
+use crate::sections::models::{ModelConfig, TokenizerChoice};
 use crate::sections::pods::PodScope;
 use crate::sections::routes::RouteScope;
 use crate::sections::sources::EventSourceConfig;
 use crate::sections::{
-    access_log, batch, checkpoint, continuation, discovery, limits, listen, metrics, models, pods,
-    profiles, routes, shadow, sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, continuation, discovery, exchange, limits, listen, metrics,
+    models, pods, profiles, routes, shadow, sources, telemetry, tenants, tls,
 };
-use crate::settings::ModelSettings;
 use crate::settings::{CacheSharing, Credentials, DebugHeaders, LogFormat, Settings, StreamUsage};
+use crate::settings::{ModelSettings, TokenizerSource};
 use crate::tls::ListenerTls;
 use crate::tokenizers::{TokenizerConfigError, Tokenizers};
 use crate::watch::FileState;
@@ -65,7 +66,7 @@ pub struct ConfigRefused {
 }
 
 /// Keys at the top level, in the order of the reference page.
-const KEYS: [&str; 30] = [
+const KEYS: [&str; 31] = [
     "listen",
     "models",
     "pods",
@@ -84,6 +85,7 @@ const KEYS: [&str; 30] = [
     "retries",
     "breaker",
     "continuation",
+    "exchange",
     "drain",
     "stream_usage",
     "reveal",
@@ -405,11 +407,13 @@ fn sections(root: &Node, diagnostics: &mut Diagnostics) -> Config {
     let scope = RouteScope { models: &models, tenants: &settings.tenants };
     settings.routes = routes::routes(root, scope, &mut settings.profiles, diagnostics);
     routes::default_first(&settings.routes, &mut settings.profiles);
+    settings.by_text = settings.routes.is_empty().then(text_profile);
     routes::check_roles(root, roles, &settings, diagnostics);
     settings.shadow = shadow::shadow(root, &settings.profiles, diagnostics);
     routes::check_events(root, &pods, &settings, diagnostics);
     limits::bounds(root, &mut settings, diagnostics);
     settings.continuation = continuation::continuation(root, diagnostics);
+    settings.exchange = exchange::exchange(root, &listen, diagnostics);
     settings.metrics = metrics::metrics(root, diagnostics);
     settings.access_log = access_log::access_log(root, diagnostics);
     settings.telemetry = telemetry::telemetry(root, diagnostics);
@@ -552,6 +556,10 @@ impl Config {
                 name: model.name.clone(),
                 block_size: model.block_size.into(),
                 tokenizer: tokenizers.get(&model.tokenizer)?,
+                tokenizer_source: match model.tokenizer {
+                    TokenizerChoice::Found => TokenizerSource::Sought,
+                    _ => TokenizerSource::Configured,
+                },
                 aliases: model.aliases.clone(),
                 wait_for_pod: model.wait_for_pod,
             });

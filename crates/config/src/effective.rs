@@ -7,7 +7,8 @@ use wornpath_yaml::{Absent, Node, Parameter, Yaml};
 
 use crate::env::Environment;
 use crate::sections::{
-    access_log, batch, checkpoint, continuation, limits, listen, metrics, shadow, telemetry,
+    access_log, batch, checkpoint, continuation, exchange, limits, listen, metrics, shadow,
+    telemetry,
 };
 
 /// A key of the configuration and its value.
@@ -103,6 +104,7 @@ const IF_PRESENT: &[(&str, &[Parameter])] = &[
     ("checkpoint", checkpoint::CHECKPOINT),
     ("access_log", access_log::ACCESS_LOG),
     ("telemetry", telemetry::TELEMETRY),
+    ("exchange", exchange::EXCHANGE),
     ("batch", batch::BATCH),
 ];
 

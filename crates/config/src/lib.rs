@@ -21,6 +21,7 @@ mod differences;
 mod effective;
 mod engine_priority;
 mod env;
+mod exchange;
 mod pod;
 mod reference;
 mod secret;
@@ -33,7 +34,7 @@ mod tokenizers;
 mod watch;
 
 pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings, DatabaseSettings};
-pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
+pub use builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile, text_profile};
 pub use config::{Config, ConfigRefused, is_configuration};
 pub use continuation::{ContinuationMode, ContinuationSettings};
 pub use deprecated::DeprecatedUse;
@@ -41,6 +42,7 @@ pub use differences::{Difference, ValueChange, summary as difference_summary};
 pub use effective::{EffectiveValue, ValueSource};
 pub use engine_priority::{PriorityRange, PriorityRangeError};
 pub use env::{Environment, RelativePaths};
+pub use exchange::{ExchangeKey, ExchangeSettings, ExchangeTls, PeerAddress, PeerAddressError};
 pub use pod::{EngineKind, EventSource, PodConfig, authority};
 pub use reference::reference;
 pub use secret::{DigestError, ExposedSecret, KeyDigest, KeyError, SecretFile, authorization};
@@ -58,8 +60,10 @@ pub use settings::{
     Credentials, DebugHeaders, Destinations, Drain, EppSettings, GatewayLimits, IsolationRules,
     Listeners, LogFormat, LoggedFailures, MetricLimits, ModelSettings, NamedProfile, OFFLINE,
     OtlpCompression, OtlpProtocol, OtlpTarget, RouteSettings, Settings, ShadowSettings,
-    StreamUsage, TelemetrySettings,
+    StreamUsage, TelemetrySettings, TokenizerSource,
 };
 pub use tenant::{ExpiringKey, TenantSettings};
-pub use tokenizers::{TokenizerConfigError, Tokenizers};
+pub use tokenizers::{
+    MAX_TOKENIZER_BYTES, TOKENIZER_FILES, TokenizerConfigError, TokenizerFiles, Tokenizers,
+};
 pub use watch::{FileState, FileWatch};

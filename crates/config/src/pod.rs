@@ -24,6 +24,8 @@ pub struct PodConfig {
     pub ranks: u32,
     /// The sources of its cache events; empty to approximate its cache content.
     pub events: Vec<EventSource>,
+    /// Whether the engine is asked where it publishes its cache events, if `events` is empty.
+    pub asks_for_events: bool,
     /// The digest of its sidecar's token, if it has a token of its own.
     pub event_token: Option<KeyDigest>,
     /// The engine software.
@@ -54,6 +56,7 @@ impl Default for PodConfig {
             facts: PodFacts { models: Vec::new(), ..PodFacts::serving("", "") },
             ranks: 1,
             events: Vec::new(),
+            asks_for_events: false,
             event_token: None,
             engine: EngineKind::default(),
             metrics: None,

@@ -6,8 +6,8 @@ use wornpath_yaml::{Parameter, parameter_table};
 
 use crate::config::TOP;
 use crate::sections::{
-    access_log, batch, checkpoint, continuation, discovery, epp, kubernetes, limits, listen,
-    metrics, models, password, pods, routes, shadow, sources, telemetry, tenants, tls,
+    access_log, batch, checkpoint, continuation, discovery, epp, exchange, kubernetes, limits,
+    listen, metrics, models, password, pods, routes, shadow, sources, telemetry, tenants, tls,
 };
 
 const HEAD: &str = "\
@@ -97,7 +97,7 @@ const PARTS: &[ReferencePart] = &[
     ),
     (
         "routes[]",
-        "Selects the profile of a request; the first matching route applies, and the last must match every request. Without routes, the only profile is used, or else the built-in `cache-aware`, or `cache-aware-text` if some model has no tokenizer.",
+        "Selects the profile of a request; the first matching route applies, and the last must match every request. Without routes, the only profile is used, or else the built-in `cache-aware`, and `cache-aware-text` for models whose tokenizer is not known.",
         routes::ROUTE,
     ),
     (
@@ -128,6 +128,19 @@ const PARTS: &[ReferencePart] = &[
          gets the prompt and the text that the client has. [operations.md](operations.md#streams-that-survive-their-pod) \
          says which streams.",
         continuation::CONTINUATION,
+    ),
+    (
+        "exchange",
+        "Routers of the same pods tell each other what only each of them knows: the load that it put on each pod, the prompts \
+         that it has just sent, and how much of their quotas and rates its tenants use. \
+         [high-availability.md](high-availability.md#routers-that-exchange-what-they-know) says how. Without this section a \
+         router sees of the others' load what the engines report every second. Read only at start.",
+        exchange::EXCHANGE,
+    ),
+    (
+        "exchange.tls",
+        "Encrypts what routers tell each other; each shows a certificate. Without it only the key is checked.",
+        tls::MUTUAL_TLS,
     ),
     ("drain", "Shutdown, and draining pods.", limits::DRAIN),
     (

@@ -2,6 +2,7 @@
 
 use crate::batch_rules::BatchRules;
 use crate::continuation::ContinuationSettings;
+use crate::exchange::ExchangeSettings;
 use crate::pod::PodConfig;
 use crate::secret::KeyDigest;
 use crate::tenant::TenantSettings;
@@ -40,6 +41,9 @@ pub struct Settings {
     pub models: Vec<ModelSettings>,
     /// The profiles; the first one is for requests that match no route.
     pub profiles: Vec<NamedProfile>,
+    /// The profile for models without a tokenizer, in place of the first, which is the default one
+    /// and needs tokens.
+    pub by_text: Option<NamedProfile>,
     /// The routes; the first match applies.
     pub routes: Vec<RouteSettings>,
     /// The profile that decides beside the first, if one does.
@@ -68,6 +72,8 @@ pub struct Settings {
     pub retries: BudgetRules,
     /// Going on with broken streams on other pods.
     pub continuation: ContinuationSettings,
+    /// What is exchanged with other routers, if anything.
+    pub exchange: Option<ExchangeSettings>,
     /// Shutdown, and draining pods.
     pub drain: Drain,
     /// Whether engines are asked for the token counts of every stream.
@@ -239,6 +245,7 @@ impl Default for Settings {
             pods: Vec::new(),
             models: Vec::new(),
             profiles: Vec::new(),
+            by_text: None,
             routes: Vec::new(),
             shadow: None,
             tenants: Vec::new(),
@@ -253,6 +260,7 @@ impl Default for Settings {
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
             continuation: ContinuationSettings::default(),
+            exchange: None,
             drain: Drain::default(),
             stream_usage: StreamUsage::Always,
             reveal: DebugHeaders::Nothing,
@@ -335,6 +343,8 @@ pub struct ModelSettings {
     pub block_size: BlockSize,
     /// Its tokenizer.
     pub tokenizer: Option<Arc<dyn Tokenize>>,
+    /// Where the tokenizer is from.
+    pub tokenizer_source: TokenizerSource,
     /// Other names that clients may use.
     pub aliases: Vec<String>,
     /// How long a request waits while no pod that serves it is up; zero to refuse it at once.
@@ -346,6 +356,17 @@ impl fmt::Debug for ModelSettings {
         let tokenizer = if self.tokenizer.is_some() { "with" } else { "without" };
         write!(f, "{} ({tokenizer} tokenizer, blocks of {})", self.name, self.block_size.tokens())
     }
+}
+
+/// Where a model's tokenizer is from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TokenizerSource {
+    /// The configuration names it, or says that there is none.
+    Configured,
+    /// It is to be found, by what the model's engines say of it.
+    Sought,
+    /// It was found at this place.
+    Found(Arc<str>),
 }
 
 /// Tokens in a block of a model in the index, and the origin of the number.

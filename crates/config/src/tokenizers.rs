@@ -1,10 +1,11 @@
-//! Loads tokenizers from files and caches them, because loading one takes seconds and a reload of
-//! the configuration rarely changes any.
+//! Tokenizers from files: which files of a model are read, and a cache, because loading one takes
+//! seconds and a reload of the configuration rarely changes any.
 
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use std::{fs, io};
 
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
@@ -21,10 +22,27 @@ pub struct Tokenizers {
 
 struct LoadedTokenizer {
     folder: PathBuf,
-    /// When its file was written.
-    modified: Option<SystemTime>,
+    /// When its files were written.
+    modified: [Option<SystemTime>; TOKENIZER_FILES.len()],
     tokenizer: Arc<dyn Tokenize>,
 }
+
+/// The files of a model by which its prompts are tokenized.
+#[derive(Clone, Debug, Default)]
+pub struct TokenizerFiles {
+    /// What errors call the place that they are from: a folder or a repository.
+    pub place: String,
+    /// The content of each of [`TOKENIZER_FILES`]; only the first must be present.
+    pub content: [Option<Vec<u8>>; TOKENIZER_FILES.len()],
+}
+
+/// The vocabulary; the special tokens, and templates of older models; the chat template, which
+/// replaces theirs.
+pub const TOKENIZER_FILES: [&str; 3] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
+/// Limit on each file. The largest vocabularies have some 40 MB.
+pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// A tokenizer that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -63,18 +81,19 @@ impl Tokenizers {
         choice: &TokenizerChoice,
     ) -> Result<Option<Arc<dyn Tokenize>>, TokenizerConfigError> {
         let folder = match choice {
-            TokenizerChoice::None => return Ok(None),
+            TokenizerChoice::Found | TokenizerChoice::None => return Ok(None),
             TokenizerChoice::Bytes => return Ok(Some(Arc::new(ByteTokenizer))),
             TokenizerChoice::Folder(folder) => self.paths.path(folder),
         };
-        let modified =
-            fs::metadata(folder.join("tokenizer.json")).and_then(|file| file.modified()).ok();
+        let written = |file: &str| fs::metadata(folder.join(file)).and_then(|file| file.modified());
+        let modified = TOKENIZER_FILES.map(|file| written(file).ok());
         let is_current =
             |loaded: &&LoadedTokenizer| loaded.folder == folder && loaded.modified == modified;
         if let Some(loaded) = self.loaded.iter().find(is_current) {
             return Ok(Some(Arc::clone(&loaded.tokenizer)));
         }
-        let tokenizer: Arc<dyn Tokenize> = Arc::new(load(&folder)?);
+        let files = TokenizerFiles::read(&folder)?;
+        let tokenizer: Arc<dyn Tokenize> = Arc::new(files.load()?);
         self.loaded.retain(|loaded| loaded.folder != folder);
         let loaded = LoadedTokenizer { folder, modified, tokenizer: Arc::clone(&tokenizer) };
         self.loaded.push(loaded);
@@ -82,24 +101,66 @@ impl Tokenizers {
     }
 }
 
-fn load(folder: &Path) -> Result<TextTokenizer, TokenizerConfigError> {
-    let read = |path: &PathBuf| {
-        fs::read(path)
-            .map_err(|error| TokenizerConfigError::Unreadable { path: path.clone(), error })
-    };
-    let unusable = |path: &Path, error: &dyn std::fmt::Display| TokenizerConfigError::Unusable {
-        path: path.to_owned(),
-        error: error.to_string(),
-    };
-    let path = folder.join("tokenizer.json");
-    let tokenizer = Tokenizer::from_json(&path.display().to_string(), &read(&path)?)
-        .map_err(|error| unusable(&path, &error))?;
-    let path = folder.join("tokenizer_config.json");
-    if !path.exists() {
-        return Ok(TextTokenizer::new(tokenizer, None));
+impl TokenizerFiles {
+    /// Reads the files in a folder.
+    ///
+    /// # Errors
+    /// If there is no `tokenizer.json`, or a file cannot be read or is too large.
+    pub fn read(folder: &Path) -> Result<Self, TokenizerConfigError> {
+        let mut files = Self { place: folder.display().to_string(), ..Self::default() };
+        for (file, content) in TOKENIZER_FILES.into_iter().zip(&mut files.content) {
+            let path = folder.join(file);
+            *content = match read_file(&path) {
+                Ok(read) => Some(read),
+                Err(error) if file != TOKENIZER_FILES[0] && error.kind() == ErrorKind::NotFound => {
+                    None
+                }
+                Err(error) => return Err(TokenizerConfigError::Unreadable { path, error }),
+            };
+        }
+        Ok(files)
     }
-    let config = TokenizerConfig::from_json(&path.display().to_string(), &read(&path)?)
-        .map_err(|error| unusable(&path, &error))?;
-    // A model without a chat template serves no chat, but its completions can be routed.
-    Ok(TextTokenizer::new(tokenizer, ChatTemplate::from_config(&config).ok()))
+
+    /// The tokenizer. A model without a chat template serves no chat, but its completions can be
+    /// routed.
+    ///
+    /// # Errors
+    /// If a file is invalid.
+    pub fn load(&self) -> Result<TextTokenizer, TokenizerConfigError> {
+        let name = |file: &str| format!("{}/{file}", self.place);
+        let unusable = |file: &str, error: &dyn std::fmt::Display| TokenizerConfigError::Unusable {
+            path: name(file).into(),
+            error: error.to_string(),
+        };
+        let [tokenizer, config, template] = &self.content;
+        let vocabulary = tokenizer.as_deref().unwrap_or_default();
+        let tokenizer = Tokenizer::from_json(&name(TOKENIZER_FILES[0]), vocabulary)
+            .map_err(|error| unusable(TOKENIZER_FILES[0], &error))?;
+        let config = match config {
+            None => TokenizerConfig::empty(),
+            Some(config) => TokenizerConfig::from_json(&name(TOKENIZER_FILES[1]), config)
+                .map_err(|error| unusable(TOKENIZER_FILES[1], &error))?,
+        };
+        let template = match template {
+            None => ChatTemplate::from_config(&config),
+            Some(source) => {
+                let source = String::from_utf8_lossy(source);
+                ChatTemplate::from_jinja(&name(TOKENIZER_FILES[2]), &source, &config)
+            }
+        };
+        Ok(TextTokenizer::new(tokenizer, template.ok()))
+    }
+}
+
+/// Reads a regular file of bounded size.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let about = fs::metadata(path)?;
+    if !about.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    if about.len() > MAX_TOKENIZER_BYTES {
+        let message = format!("{} bytes; the limit is {MAX_TOKENIZER_BYTES}", about.len());
+        return Err(io::Error::other(message));
+    }
+    fs::read(path)
 }

@@ -145,7 +145,8 @@ fn a_minimal_configuration_has_every_default_of_the_settings() {
     assert_eq!(settings.retries, default.retries);
     assert_eq!(settings.drain, default.drain);
     assert_eq!((settings.client, settings.admin), (default.client, None));
-    assert_eq!(settings.pods, [wornpath_config::PodConfig::new("http://127.0.0.1:8000")]);
+    let pod = wornpath_config::PodConfig::new("http://127.0.0.1:8000");
+    assert_eq!(settings.pods, [wornpath_config::PodConfig { asks_for_events: true, ..pod }]);
 }
 
 #[test]

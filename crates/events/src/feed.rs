@@ -11,6 +11,8 @@
 //! - A gap gets a moment to close by itself, then a replay is requested; if that cannot fill it, a
 //!   snapshot; where there is none either, the pod's state is cleared and grows again
 //!   ([`FeedState::Partial`]). No block stays that the engine does not hold.
+//! - A snapshot may name blocks by hashes alone, which say nothing to a router that has not seen
+//!   their tokens. The pod is then partial too, and its source is asked for a snapshot with tokens.
 //! - A restart shows by a later epoch, by another batch under a known number, or, after the
 //!   connection was lost, by a replay that does not begin with the last batch applied. Until that
 //!   has arrived, live batches are held: they could belong to a new epoch.
@@ -111,6 +113,13 @@ pub struct Feed {
     /// Whether the engine still runs in the current epoch has to be verified.
     verifying: bool,
     partial: bool,
+    /// Hashes of the last snapshot whose tokens are unknown.
+    unnamed: u64,
+    /// A source may have what a partial state lacks.
+    wants_rest: bool,
+    /// Between queries for the rest. A source that ignores them leaves the pod partial, and the
+    /// rest of its events as good as they are.
+    rest_backoff: Backoff,
     /// What became of the checkpoint, if there was one.
     resumed: Option<Resumed>,
     /// Until when the checkpoint may wait to be confirmed.
@@ -154,6 +163,9 @@ impl Feed {
             digest_differs: false,
             verifying: false,
             partial: false,
+            unnamed: 0,
+            wants_rest: false,
+            rest_backoff: Backoff::new(rules.min_query_interval, rules.max_query_interval),
             resumed: None,
             resume_deadline: None,
             replay_exhausted: false,
@@ -175,7 +187,9 @@ impl Feed {
     /// Changes the rules.
     pub fn set_rules(&mut self, rules: FeedRules) {
         self.rules = rules;
-        self.backoff.set_limits(rules.min_query_interval, rules.max_query_interval);
+        for backoff in [&mut self.backoff, &mut self.rest_backoff] {
+            backoff.set_limits(rules.min_query_interval, rules.max_query_interval);
+        }
     }
 
     /// Adds a source.
@@ -298,6 +312,11 @@ impl Feed {
         now: Moment,
     ) -> BatchAdmission {
         let Some(sequence) = id.sequence else {
+            if !self.has_base && self.can(|capabilities| capabilities.snapshot) {
+                // What the engine held before is unknown.
+                self.partial = true;
+                self.wants_rest = true;
+            }
             self.has_base = true;
             return BatchAdmission::Apply;
         };
@@ -430,7 +449,7 @@ impl Feed {
     /// Whether live batches are held.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.verifying || self.pending.as_ref().is_some_and(PendingQuery::is_snapshot)
+        self.verifying || self.pending.as_ref().is_some_and(PendingQuery::replaces_state)
     }
 
     /// Batches that are known to exist and not applied. The highest number may be `u64::MAX`.
@@ -452,6 +471,7 @@ impl Feed {
             age: self.last_activity.map(|last| now.since(last)),
             phantom: self.phantom,
             missing: self.missing,
+            unnamed: self.unnamed,
             resumed: self.resumed,
             counters: self.counters,
             last_malformed: self.last_malformed.clone(),
@@ -491,9 +511,17 @@ impl Feed {
         self.gap = None;
         self.digest_differs = false;
         self.verifying = false;
-        self.partial = false;
+        self.become_whole();
         self.replay_exhausted = false;
         self.pending = None;
+    }
+
+    /// Nothing of the engine's state is missing.
+    fn become_whole(&mut self) {
+        self.partial = false;
+        self.unnamed = 0;
+        self.wants_rest = false;
+        self.rest_backoff.succeeded();
     }
 
     /// Moves on to `next`; early batches before it have been applied.

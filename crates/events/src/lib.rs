@@ -58,8 +58,7 @@ pub use pods::{AttachedSource, EventPods, PodStatus};
 #[cfg(feature = "grpc")]
 pub use push::message as grpc;
 pub use push::{
-    PodTokens, Push, PushAccess, PushAccessError, PushError, PushService, PushedMessage,
-    TokenDigest,
+    PodTokens, Push, PushAccess, PushAccessError, PushError, PushService, PushedReport, TokenDigest,
 };
 pub use registry::{
     BrokerTask, RelayTask, SOURCE_KINDS, TRANSPORTS, TransportKind, TransportOrigin,

@@ -112,6 +112,9 @@ pub enum SourceQuery {
     },
     /// The whole cache, as one [`SourceMessage::Snapshot`].
     Snapshot,
+    /// The same, with the tokens of every block: the last one named blocks that the router does not
+    /// know.
+    SnapshotWithTokens,
 }
 
 /// Which queries a source can answer.

@@ -334,8 +334,8 @@ impl PodFeed {
             })
             .collect();
         let snapshot = Snapshot { sequence: id.sequence, stored: &stored };
-        let caught_up = writer.apply_snapshot(self.id, snapshot)?;
-        self.feed.snapshot_applied(id, caught_up, now);
+        let applied = writer.apply_snapshot(self.id, snapshot)?;
+        self.feed.snapshot_applied(id, applied, now);
         Ok(None)
     }
 

@@ -2,7 +2,10 @@
 //!
 //! A sidecar posts changes in batches, and from time to time the full state or a digest of it. The
 //! router cannot connect to a sidecar, so it asks for a snapshot in the response to the sidecar's
-//! next post (`{"sync": true}`). If a sidecar's clock was set back, its epoch is lower than that of
+//! next post (`{"sync": true}`). Hashes alone say nothing to a router that has not seen the tokens
+//! behind them, for example because it has restarted: it then counts the pod as partial, and asks
+//! for a snapshot whose blocks are `stored` with their tokens (`{"sync": true, "tokens": true}`).
+//! If a sidecar's clock was set back, its epoch is lower than that of
 //! an earlier process and its reports are ignored; once that process is silent the response says so
 //! (`{"outdated": 17}`), and the sidecar chooses a greater epoch. Every path takes a JSON object
 //! that names the `pod` and may give its `epoch` (when the process started, in any unit that grows)
@@ -13,11 +16,16 @@
 //! | `/events/register` | | the engine has started, or reaches the router again |
 //! | `/events/stored` | `stored`: list of `hashes`, `parent`, `tokens`, `block_size`, `tier`, `lora`, `salt` | blocks stored |
 //! | `/events/evicted` | `evicted`: hashes; `tier` | blocks evicted |
-//! | `/events/sync` | `stored` as above, or `active`: hashes | snapshot of the whole cache |
+//! | `/events/sync` | `stored` as above, or `active`: hashes; `part`, `parts` | snapshot of the whole cache |
 //! | `/events/digest` | `tiers`: by name `count` and `xor` of hashes | digest, to compare |
 //! | `/events/bye` | | the engine shuts down |
 //! | `/internal/eviction` | `worker_id`, `evicted_hashes` | as `/events/evicted` |
 //! | `/internal/sync` | `worker_id`, `active_hashes` | as `/events/sync` |
+//!
+//! A snapshot may be posted in parts, so that no post is large: `part` counts them from zero,
+//! `parts` is their number, and all have the same `epoch` and `sequence`. Nothing of it counts
+//! before the last part, and a first part starts over. A part that does not continue the one before
+//! it is answered with status 409.
 //!
 //! With the feature `grpc` the same port also accepts streams of equivalent reports, as
 //! `proto/events.proto` defines them; a snapshot is then requested over the stream at once.
@@ -34,18 +42,19 @@ pub mod message;
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, reason = "generated")]
 mod proto;
+mod parts;
 mod request;
 mod service;
 #[cfg(feature = "grpc")]
 mod streams;
 
 pub use access::{PodTokens, PushAccess, PushAccessError, TokenDigest};
-pub use request::{PushError, PushedMessage};
+pub use request::{PushError, PushedReport};
 pub use service::PushService;
 
 use crate::message::{Capabilities, SourceMessage, SourceQuery};
 use crate::transport::{PodName, SourceSignal, Transport};
-use intake::{Intake, QueuedMessages, SnapshotRequests};
+use intake::{Intake, QueuedMessages, SnapshotRequest, SnapshotRequests};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -91,8 +100,12 @@ impl Transport for Push {
     }
 
     fn query(&mut self, pod: &PodName, query: SourceQuery) {
-        if query == SourceQuery::Snapshot {
-            self.snapshots.request(pod);
+        match query {
+            SourceQuery::Snapshot => self.snapshots.request(pod, SnapshotRequest::Any),
+            SourceQuery::SnapshotWithTokens => {
+                self.snapshots.request(pod, SnapshotRequest::WithTokens);
+            }
+            SourceQuery::Replay { .. } => {}
         }
     }
 }

@@ -12,8 +12,8 @@
 //! - Cache groups that keep only a window of a prompt hold no whole prefixes and are ignored. Their
 //!   removals name only the group, so the translator remembers which groups are such.
 //!
-//! The limit: SGLang sends no extra keys. Its events do not show a salt, so salts do not isolate
-//! tenants there.
+//! The limit: SGLang sends no extra keys but the salt. Blocks of requests with an `extra_key` look
+//! like those of requests without one.
 
 mod keys;
 
@@ -132,8 +132,8 @@ impl Translator {
                 TranslateStep::KnownAliases | TranslateStep::Unchanged => Content::KnownAliases,
             };
             events.push(match event {
-                Wire::Stored(WireStored { tier, blocks, .. }) => {
-                    CacheEvent::Stored(StoredBlocks { tier, blocks, content, locations: &[] })
+                Wire::Stored(WireStored { tier, blocks, locations, .. }) => {
+                    CacheEvent::Stored(StoredBlocks { tier, blocks, content, locations })
                 }
                 Wire::Removed(removed) => {
                     CacheEvent::Removed { tier: removed.tier, blocks: removed.blocks }
@@ -149,6 +149,11 @@ impl Translator {
             Wire::Stored(stored) => {
                 if !self.groups.keeps_prefixes(stored.group, stored.attention)? {
                     return Ok(TranslateStep::Ignored);
+                }
+                let blocks = stored.blocks.len();
+                let locations = stored.locations.len();
+                if locations != 0 && locations != blocks {
+                    return Err(TranslateError::Locations { blocks, locations });
                 }
                 if stored.tokens.is_empty() {
                     return Ok(TranslateStep::KnownAliases);
@@ -252,6 +257,14 @@ pub enum TranslateError {
         blocks: usize,
         /// Lists in the event.
         lists: usize,
+    },
+    /// Some blocks have a location and others none.
+    #[error("locations: found {locations}, expected none or one for each of {blocks} blocks")]
+    Locations {
+        /// Blocks in the event.
+        blocks: usize,
+        /// Locations in the event.
+        locations: usize,
     },
     /// More cache groups than any engine has.
     #[error("group_idx: found more than {limit} groups that keep a part of a prefix")]

@@ -89,8 +89,7 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 /// Whether the engine of a step is asked for the token counts of a stream that the client did not
 /// ask for.
 pub(crate) fn asks_usage(call: &StepCall, step: &PlanStep, endpoint: &Endpoint) -> bool {
-    let is_prefill = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
-    call.asks_usage && !is_prefill && !endpoint.usage.is_refused()
+    call.asks_usage && !step.is_read_whole() && !endpoint.usage.is_refused()
 }
 
 /// The request of a step, with the fields that the step sets in the client's body.

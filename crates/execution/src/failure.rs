@@ -2,6 +2,7 @@
 
 use crate::breaker::CallOutcome;
 use crate::json_scan::NotAnObject;
+use crate::transfer::MissingPart;
 use hyper::StatusCode;
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -45,6 +46,9 @@ pub enum CallError {
     /// The response of a step lacks the field that the next step repeats.
     #[error("response has no `{0}`, which the next step needs")]
     MissingField(&'static str),
+    /// The response of a step lacks a part that a later step needs.
+    #[error(transparent)]
+    MissingPart(#[from] Box<MissingPart>),
     /// The engine could not load the KV cache that another pod had computed for it.
     #[error("KV load failure: the engine could not load the KV cache of the prefill step")]
     KvLoad,
@@ -81,6 +85,7 @@ impl CallError {
             | Self::ContentLength
             | Self::TooLarge(_)
             | Self::MissingField(_)
+            | Self::MissingPart(_)
             | Self::TotalTimeout(_) => CallOutcome::Failed,
             // A removed pod, another pod's KV cache, a body that is no object, a slow client and an
             // expired lease are not the endpoint's fault.

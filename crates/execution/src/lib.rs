@@ -39,6 +39,6 @@ pub use retry::{BudgetRules, Producer, RetryBudget, RetryBudgets, RetryDecision,
 pub use retry_after::retry_after;
 pub use splice::{Edit, field, splice};
 pub use timeouts::{Timeouts, run_coarse_timer};
-pub use transfer::transfer_fields;
+pub use transfer::{MissingPart, transfer_fields};
 pub use usage_support::UsageSupport;
 pub use wornpath_tls::tls_error;

@@ -89,6 +89,36 @@ pub fn field<'a>(body: &'a [u8], field: &str) -> Result<Option<&'a [u8]>, NotAnO
     Ok(found)
 }
 
+/// The bytes of the value at a JSON pointer (RFC 6901), with which `pointer` begins with a slash.
+pub(crate) fn at_pointer<'a>(json: &'a [u8], pointer: &str) -> Option<&'a [u8]> {
+    let start = json.iter().position(|byte| !byte.is_ascii_whitespace())?;
+    let mut value = &json[start..];
+    for key in pointer.split('/').skip(1) {
+        value = match value.first()? {
+            b'{' => field(value, &key.replace("~1", "/").replace("~0", "~")).ok()??,
+            b'[' => item(value, key.parse().ok()?)?,
+            _ => return None,
+        };
+    }
+    Some(value)
+}
+
+/// The bytes of an item of an array.
+fn item(array: &[u8], wanted: usize) -> Option<&[u8]> {
+    let mut at = 0;
+    let mut found = None;
+    let mut scan = JsonScan::new(array, 0..array.len());
+    let visited = scan.array(|scan| {
+        let value = scan.skip()?;
+        if at == wanted {
+            found = Some(&array[value]);
+        }
+        at += 1;
+        Ok(())
+    });
+    visited.ok().and(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +166,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_pointer_finds_the_bytes_of_what_it_points_to() {
+        let json = br#" {"a": [1, {"b/c": 1e400}, "x"], "m~n": {"": [ ] }, "a b": null} "#;
+        for (pointer, expected) in [
+            ("/a/0", Some("1")),
+            ("/a/1/b~1c", Some("1e400")),
+            ("/a/2", Some("\"x\"")),
+            ("/m~0n/", Some("[ ]")),
+            ("/a b", Some("null")),
+            ("/a/3", None),
+            ("/a/x", None),
+            ("/a/0/1", None),
+            ("/b", None),
+        ] {
+            let found = at_pointer(json, pointer).map(|found| std::str::from_utf8(found).unwrap());
+            assert_eq!(found, expected, "{pointer}");
+        }
+        assert_eq!(at_pointer(b"data: {}", "/a"), None);
+        assert_eq!(at_pointer(b"", "/a"), None);
+    }
+
     fn any_json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
@@ -178,6 +229,8 @@ mod tests {
                 }
             }
             for (name, value) in found.as_object().unwrap() {
+                let pointer = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+                prop_assert_eq!(at_pointer(&bytes, &pointer), field(&bytes, name).unwrap());
                 let bytes = field(&bytes, name).unwrap().unwrap();
                 prop_assert_eq!(&serde_json::from_slice::<Value>(bytes).unwrap(), value);
             }

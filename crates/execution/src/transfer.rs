@@ -1,77 +1,19 @@
-//! KV transfer protocols: how a prefill engine and a decode engine agree on the KV cache of one
-//! prompt.
+//! The bodies of the steps of a plan: what a step sets in the client's body, what its response
+//! brings for later steps, and what KV transfer protocols put into both.
 //!
-//! A protocol is data: the body fields of the prefill request, the field of its response that the
-//! decode request repeats, and the body fields of the decode request. Values are JSON templates
-//! with names in angle brackets for what differs between requests. A new protocol is one file here
-//! and one line in `protocols!`; everything else that must know its fields reads that table.
-//!
-//! Limit: the response of a prefill step brings at most one field.
+//! Protocols and parts are data of the profile ([`Transfer`], [`Mutation`]). Here their templates
+//! are filled in. Parts of a response are passed on byte for byte: an engine may write numbers that
+//! a parser would round.
 
-mod bootstrap;
-mod mooncake;
-mod nixl;
-mod shared_storage;
-mod tensorrt;
+mod template;
 #[cfg(test)]
 mod tests;
 
-use crate::json_scan::NotAnObject;
-use crate::splice::{Edit, field, splice};
-use bytes::Bytes;
+use crate::splice::{Edit, at_pointer};
 use serde_json::Value;
 use std::sync::LazyLock;
+use template::{TemplateValues, fill};
 use wornpath_routing::{Mutation, Transfer};
-
-/// The body fields that one protocol reads and writes.
-struct Protocol {
-    prefill_request: &'static [TemplateField],
-    /// The field of the prefill response that goes into the decode request.
-    prefill_response: Option<&'static str>,
-    /// Keys of that field's object that change on the way.
-    response_overrides: &'static [TemplateField],
-    /// Fields of the decode request, besides the one from the prefill response.
-    decode_request: &'static [TemplateField],
-    /// Whether the decode engine loads from the prefill pod and is vLLM, whose error for a failed
-    /// load is known.
-    is_loaded_by_vllm: bool,
-}
-
-/// A field, and its value as JSON with `<host>`, `<url_host>`, `<port>`, `<room>` and `<engine>` to
-/// fill in.
-struct TemplateField {
-    name: &'static str,
-    template: &'static str,
-}
-
-macro_rules! protocols {
-    ($($transfer:ident => $protocol:expr,)*) => {
-        static PROTOCOLS: &[(Transfer, &Protocol)] = &[$((Transfer::$transfer, $protocol)),*];
-
-        /// A protocol that profiles accept and that has no line here does not compile.
-        const fn protocol(transfer: Transfer) -> &'static Protocol {
-            match transfer {
-                $(Transfer::$transfer => $protocol,)*
-            }
-        }
-    };
-}
-
-protocols! {
-    Nixl => &nixl::PROTOCOL,
-    Bootstrap => &bootstrap::PROTOCOL,
-    SharedStorage => &shared_storage::PROTOCOL,
-    Mooncake => &mooncake::PROTOCOL,
-    TensorRt => &tensorrt::PROTOCOL,
-}
-
-impl Protocol {
-    /// Top-level body fields, some of them more than once.
-    fn fields(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let requests = self.prefill_request.iter().chain(self.decode_request);
-        requests.map(|field| field.name).chain(self.prefill_response)
-    }
-}
 
 /// Fields of engines' own transfers, which no protocol here uses: of encoder caches, and of media by
 /// their hash.
@@ -84,14 +26,17 @@ const OTHER_FIELDS: [&str; 6] = [
     "mm_content_hashes",
 ];
 
-/// The top-level body fields of all protocols, each once, and those of engines' own transfers.
+/// The top-level body fields of all built-in protocols, each once, and those of engines' own
+/// transfers.
 ///
 /// They name blocks of an engine's cache and where to load them from, so they pass between the
 /// router and its engines only: a client that sets one could read another tenant's blocks.
 #[must_use]
 pub fn transfer_fields() -> &'static [&'static str] {
     static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
-        let mut fields: Vec<_> = PROTOCOLS.iter().flat_map(|(_, it)| it.fields()).collect();
+        let of = |transfer: &'static Transfer| transfer.prefill().iter().chain(transfer.decode());
+        let mut fields: Vec<_> =
+            Transfer::built_in().iter().flat_map(of).map(|(name, _)| name.as_str()).collect();
         fields.extend(OTHER_FIELDS);
         fields.sort_unstable();
         fields.dedup();
@@ -118,9 +63,74 @@ pub(crate) struct Rendezvous {
 pub(crate) struct TransferState {
     pub(crate) rendezvous: Rendezvous,
     /// From the response of an earlier prefill step.
-    pub(crate) from_prefill: Option<Edit>,
+    pub(crate) from_prefill: Vec<BroughtPart>,
+    /// What earlier steps have brought.
+    pub(crate) parts: Vec<BroughtPart>,
     /// Whether the prefill step was skipped, so that there is nothing to load.
     pub(crate) is_skipped: bool,
+}
+
+/// A part of a step's response that later steps need.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct BroughtPart {
+    name: String,
+    json: String,
+}
+
+/// A part that the response of a step should have brought.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("response has nothing at `{pointer}` (`{part}`), which a later step needs")]
+pub struct MissingPart {
+    /// Its name.
+    pub part: String,
+    /// Where it should be, as a JSON pointer.
+    pub pointer: String,
+}
+
+/// The parts that the response of a step brings by its `brings`.
+///
+/// # Errors
+/// What the response lacks.
+pub(crate) fn brought(
+    mutations: &[Mutation],
+    response: &[u8],
+) -> Result<Vec<BroughtPart>, MissingPart> {
+    let parts = mutations.iter().filter_map(|mutation| match mutation {
+        Mutation::Bring { part, pointer } => Some((part, pointer)),
+        _ => None,
+    });
+    parts.map(|(name, pointer)| part(response, name, std::slice::from_ref(pointer))).collect()
+}
+
+/// The parts for the decode request that the response of a prefill step brings by its protocol.
+///
+/// # Errors
+/// What the response lacks.
+pub(crate) fn from_prefill(
+    mutations: &[Mutation],
+    response: &[u8],
+) -> Result<Vec<BroughtPart>, MissingPart> {
+    let offered = mutations.iter().find_map(|mutation| match mutation {
+        Mutation::OfferKv(transfer) => Some(transfer),
+        _ => None,
+    });
+    let parts = offered.map_or(&[][..], Transfer::brings);
+    parts.iter().map(|wanted| part(response, &wanted.name, &wanted.pointers)).collect()
+}
+
+/// The part at the first pointer at which there is something.
+fn part(response: &[u8], name: &str, pointers: &[String]) -> Result<BroughtPart, MissingPart> {
+    let found = pointers.iter().find_map(|pointer| {
+        let json = at_pointer(response, pointer).filter(|json| *json != b"null")?;
+        std::str::from_utf8(json).ok()
+    });
+    match found {
+        Some(json) => Ok(BroughtPart { name: name.to_owned(), json: json.to_owned() }),
+        None => Err(MissingPart {
+            part: name.to_owned(),
+            pointer: pointers.first().cloned().unwrap_or_default(),
+        }),
+    }
 }
 
 /// The edits that a step makes to the client's body.
@@ -130,39 +140,38 @@ pub(crate) fn edits(mutations: &[Mutation], path: &str, state: &TransferState) -
         match mutation {
             Mutation::PrefillOnly => prefill_only(path, &mut edits),
             Mutation::OfferKv(transfer) => {
-                edits.extend(filled(protocol(*transfer).prefill_request, &state.rendezvous));
+                let values = TemplateValues { rendezvous: Some(&state.rendezvous), parts: &[] };
+                edits.extend(filled(transfer.prefill(), values));
             }
             Mutation::TakeKv(_) if state.is_skipped => {}
             Mutation::TakeKv(transfer) => {
-                edits.extend(filled(protocol(*transfer).decode_request, &state.rendezvous));
-                edits.extend(state.from_prefill.clone());
+                let rendezvous = Some(&state.rendezvous);
+                let values = TemplateValues { rendezvous, parts: &state.from_prefill };
+                edits.extend(filled(transfer.decode(), values));
             }
             Mutation::Set { field, value } => edits.push(Edit::set(field, value)),
+            Mutation::Bring { .. } => {
+                edits.push(Edit::set("stream", &Value::Bool(false)));
+                edits.push(Edit::remove("stream_options"));
+            }
+            Mutation::Fill { field, template } => {
+                let values = TemplateValues { rendezvous: None, parts: &state.parts };
+                edits.extend(edit(field, template, values));
+            }
         }
     }
     edits
 }
 
-/// The edit for the decode request that the response of a prefill step brings, if the protocol has
-/// one.
-///
-/// # Errors
-/// The name of the field that the response lacks.
-pub(crate) fn from_prefill(
-    mutations: &[Mutation],
-    response: &[u8],
-) -> Result<Option<Edit>, &'static str> {
-    let offered = mutations.iter().find_map(|mutation| match mutation {
-        Mutation::OfferKv(transfer) => Some(protocol(*transfer)),
-        _ => None,
-    });
-    let Some(protocol) = offered else { return Ok(None) };
-    let Some(name) = protocol.prefill_response else { return Ok(None) };
-    let value = top_or_first_choice(response, name).ok().flatten().ok_or(name)?;
-    let overrides: Vec<_> = filled(protocol.response_overrides, &Rendezvous::default()).collect();
-    let value = splice(&value, &overrides).map_err(|_| name)?;
-    let value = String::from_utf8(value.to_vec()).map_err(|_| name)?;
-    Ok(Some(Edit { field: name.to_owned(), value: Some(value) }))
+/// The edits of fields whose values are all known.
+fn filled(fields: &[(String, Value)], values: TemplateValues<'_>) -> impl Iterator<Item = Edit> {
+    fields.iter().filter_map(move |(field, template)| edit(field, template, values))
+}
+
+/// The edit of a field; none if a part of it was not brought, because its step was skipped.
+fn edit(field: &str, template: &Value, values: TemplateValues<'_>) -> Option<Edit> {
+    let value = fill(template, values)?;
+    Some(Edit { field: field.to_owned(), value: Some(value) })
 }
 
 /// Whether a step computes KV cache for another step.
@@ -172,16 +181,13 @@ pub(crate) fn offers_kv(mutations: &[Mutation]) -> bool {
 
 /// Whether the decode request needs the prefill engine's id, which must be queried first.
 pub(crate) fn needs_engine_id(mutations: &[Mutation]) -> bool {
-    let needs = |field: &TemplateField| field.template.contains("<engine>");
-    mutations.iter().any(|mutation| {
-        matches!(mutation, Mutation::TakeKv(transfer)
-            if protocol(*transfer).decode_request.iter().any(needs))
-    })
+    let needs = |mutation: &Mutation| matches!(mutation, Mutation::TakeKv(transfer) if transfer.needs_engine_id());
+    mutations.iter().any(needs)
 }
 
 /// Whether the engine loads KV cache from another pod, and reports a failed load in a known form.
 pub(crate) fn reports_failed_load(mutations: &[Mutation], state: &TransferState) -> bool {
-    let reports = |mutation: &Mutation| matches!(mutation, Mutation::TakeKv(transfer) if protocol(*transfer).is_loaded_by_vllm);
+    let reports = |mutation: &Mutation| matches!(mutation, Mutation::TakeKv(transfer) if transfer.is_loaded_by_vllm());
     !state.is_skipped && mutations.iter().any(reports)
 }
 
@@ -200,43 +206,4 @@ fn prefill_only(path: &str, edits: &mut Vec<Edit>) {
     if path.ends_with("/chat/completions") {
         edits.push(Edit::set("max_completion_tokens", &Value::from(1)));
     }
-}
-
-fn filled<'a>(
-    fields: &'static [TemplateField],
-    rendezvous: &'a Rendezvous,
-) -> impl Iterator<Item = Edit> + use<'a> {
-    fields.iter().map(|field| {
-        let value = field
-            .template
-            .replace("<host>", &json_escaped(&rendezvous.host))
-            .replace("<url_host>", &json_escaped(&url_host(&rendezvous.host)))
-            .replace("<engine>", &json_escaped(&rendezvous.engine))
-            .replace("<port>", &rendezvous.port.to_string())
-            .replace("<room>", &rendezvous.room.to_string());
-        Edit { field: field.name.to_owned(), value: Some(value) }
-    })
-}
-
-/// IPv6 addresses stand in brackets before a port.
-fn url_host(host: &str) -> String {
-    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
-}
-
-/// The text between the quotes of a JSON string.
-fn json_escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
-/// TensorRT-LLM has the field in each choice, vLLM beside the choices.
-fn top_or_first_choice(response: &[u8], name: &str) -> Result<Option<Bytes>, NotAnObject> {
-    let is_object = |value: &&[u8]| value.starts_with(b"{");
-    if let Some(value) = field(response, name)?.filter(is_object) {
-        return Ok(Some(Bytes::copy_from_slice(value)));
-    }
-    let Some(choices) = field(response, "choices")? else { return Ok(None) };
-    let Some(first) = choices.strip_prefix(b"[") else { return Ok(None) };
-    let value = field(first, name)?.filter(is_object);
-    Ok(value.map(Bytes::copy_from_slice))
 }

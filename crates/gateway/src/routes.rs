@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 use wornpath_config::{RouteSettings, Settings, ShadowSettings};
-use wornpath_routing::{Models, Name, Problems, Profile, ProfileEnv, WithoutEvents};
+use wornpath_routing::{
+    Models, Name, PluginView, Problems, Profile, ProfileEnv, Slot, Tokens, WithoutEvents,
+};
 
 /// Why the profiles or routes of a configuration are invalid.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +38,9 @@ pub struct RouteTable {
     /// Pairs of an alias that clients may send and the name that pods know the model by.
     aliases: Vec<(String, Name)>,
     shadow: Option<ShadowProfile>,
+    /// The position of the profile for models without a tokenizer, which replaces the first.
+    by_text: Option<usize>,
+    wants_tokens: bool,
 }
 
 /// A profile that decides beside the first one, without effect.
@@ -65,6 +70,16 @@ impl RouteTable {
         for named in &settings.profiles {
             match Profile::check(&named.file, &named.text, &env) {
                 Ok(profile) => profiles.push((Name::from(named.name.as_str()), Arc::new(profile))),
+                Err(found) => problems.push(found),
+            }
+        }
+        let mut by_text = None;
+        if let Some(named) = &settings.by_text {
+            match Profile::check(&named.file, &named.text, &env) {
+                Ok(profile) => {
+                    by_text = Some(profiles.len());
+                    profiles.push((Name::from(named.name.as_str()), Arc::new(profile)));
+                }
                 Err(found) => problems.push(found),
             }
         }
@@ -101,7 +116,9 @@ impl RouteTable {
         let aliases = settings.models.iter().flat_map(|model| {
             model.aliases.iter().map(|other| alias(&model.name, other)).collect::<Vec<_>>()
         });
-        Ok(Self { models, profiles, routes, aliases: aliases.collect(), shadow })
+        let wants_tokens = profiles.iter().any(|(_, profile)| tokenizes(profile));
+        let aliases = aliases.collect();
+        Ok(Self { models, profiles, routes, aliases, shadow, by_text, wants_tokens })
     }
 
     /// The profile that serves a request, with its name.
@@ -118,6 +135,8 @@ impl RouteTable {
                 && route.tenant.as_ref().is_none_or(|wanted| Some(wanted) == tenant)
         };
         let at = self.routes.iter().find(|(route, _)| matches(route)).map_or(0, |(_, at)| *at);
+        let is_tokenized = || self.models.find(model).is_some_and(|it| it.tokenizer().is_some());
+        let at = self.by_text.filter(|_| at == 0 && !is_tokenized()).unwrap_or(at);
         let (name, profile) = &self.profiles[at];
         (name, profile)
     }
@@ -142,6 +161,12 @@ impl RouteTable {
         used.find(refuses).map(|at| &self.profiles[at].0)
     }
 
+    /// Whether a profile tokenizes prompts.
+    #[must_use]
+    pub const fn wants_tokens(&self) -> bool {
+        self.wants_tokens
+    }
+
     /// The configured models, with tokenizer and block size.
     #[must_use]
     pub const fn models(&self) -> &Arc<Models> {
@@ -155,6 +180,13 @@ impl RouteTable {
     pub(crate) fn aliases(&self) -> &[(String, Name)] {
         &self.aliases
     }
+}
+
+/// Whether a profile tokenizes prompts; others compare at most their text.
+#[must_use]
+pub fn tokenizes(profile: &Profile) -> bool {
+    let writes_tokens = |plugin: &PluginView| plugin.writes.iter().any(|slot| slot == Tokens::NAME);
+    profile.graph().prepare.iter().any(writes_tokens)
 }
 
 /// Whether a path matches a route's pattern: equal, or a prefix if the pattern ends in `*`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
+use crate::event::Tier;
 use crate::export::ExportedBlock;
 use crate::ledger::{Ledger, PodCounters, PodDigest};
 use crate::lookup::IndexReader;
@@ -75,6 +76,17 @@ impl Index {
             locations.extend(blocks.iter().map(|block| ledger.location(*block)));
             ledger.confirmed(blocks)
         })
+    }
+
+    /// How many of `blocks`, the beginning of a chain that the pod is known to hold, lie on each
+    /// tier, in the order of [`Tier::ALL`]; a block with several copies counts for the fastest.
+    /// Cheap for a pod whose blocks are all on the GPU.
+    pub fn blocks_by_tier(
+        &self,
+        pod: PodId,
+        blocks: &[BlockHash],
+    ) -> Result<[usize; Tier::ALL.len()], PodRemoved> {
+        self.state.with_ledger(pod, |ledger| ledger.blocks_by_tier(blocks))
     }
 
     /// Figures of one pod.

@@ -185,8 +185,9 @@ impl Ledger {
     }
 
     /// Ends a snapshot: removes the copies it did not list, and all orphans if they stand for more
-    /// than `max_orphans` blocks.
-    pub(crate) fn end_snapshot(&mut self, max_orphans: usize, clear: &mut Vec<BlockHash>) {
+    /// than `max_orphans` blocks. Returns how many orphans it left.
+    pub(crate) fn end_snapshot(&mut self, max_orphans: usize, clear: &mut Vec<BlockHash>) -> usize {
+        let orphans = self.orphans.len();
         if self.orphans.weight() > max_orphans {
             self.counters.refused += self.orphans.len() as u64;
             self.orphans = Orphans::default();
@@ -196,6 +197,7 @@ impl Ledger {
                 self.remove_copy(number, tier, Counting::Snapshot, clear);
             }
         }
+        orphans
     }
 
     /// Lists the blocks of up to `max` entries from number `start`; returns where to continue, or
@@ -242,6 +244,19 @@ impl Ledger {
         };
         let location = special.iter().filter_map(fastest).min_by_key(|copy| copy.tier);
         location.unwrap_or(BlockLocation { tier: Tier::Gpu, location: None })
+    }
+
+    /// How many of these blocks, whose bits are set, have their fastest copy on each tier.
+    pub(crate) fn blocks_by_tier(&self, blocks: &[BlockHash]) -> [usize; Tier::ALL.len()] {
+        let mut counts = [0; Tier::ALL.len()];
+        if self.replicas.is_empty() {
+            counts[Tier::Gpu as usize] = blocks.len();
+            return counts;
+        }
+        for block in blocks {
+            counts[self.location(*block).tier as usize] += 1;
+        }
+        counts
     }
 
     /// How many leading blocks of a chain, whose bits are set, the pod's events have confirmed; the

@@ -81,4 +81,4 @@ pub use state::{IndexLimits, NoSlot, PodRemoved};
 #[doc(hidden)]
 pub use steps::{steps_of, within_steps};
 pub use wornpath_time::Moment;
-pub use writer::{IndexWriter, Snapshot, Swept};
+pub use writer::{IndexWriter, Snapshot, SnapshotApplied, Swept};

@@ -496,3 +496,6 @@ impl TableBucket {
         self.words[WAYS].store(after, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

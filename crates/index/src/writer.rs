@@ -34,6 +34,18 @@ pub struct Snapshot<'a> {
     pub stored: &'a [StoredBlocks<'a>],
 }
 
+/// What became of a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SnapshotApplied {
+    /// Kept batches that were applied after it.
+    pub caught_up: usize,
+    /// Hashes of the snapshot whose prefix is unknown: neither the snapshot nor an event before it
+    /// has told their tokens. Queries do not find them.
+    pub unnamed: usize,
+    /// At least so many of its hashes are not in the index: unnamed ones, or beyond a limit.
+    pub missing: usize,
+}
+
 /// The progress of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Swept {
@@ -41,6 +53,16 @@ pub enum Swept {
     Partly,
     /// No removed pod has bits left.
     Clean,
+}
+
+/// A part of a chain that is inserted speculatively.
+#[derive(Clone, Copy)]
+struct SpeculativeChain<'a> {
+    /// The block before it.
+    parent: Option<BlockHash>,
+    blocks: &'a [BlockHash],
+    /// How many of the blocks the pod probably holds.
+    known: usize,
 }
 
 impl IndexWriter {
@@ -89,18 +111,22 @@ impl IndexWriter {
     }
 
     /// Makes the pod's blocks equal to a snapshot by applying the difference: a block that stays is
-    /// never missing meanwhile. Returns how many kept batches were applied after it.
+    /// never missing meanwhile. Kept batches that follow it are applied after it.
     pub fn apply_snapshot(
         &mut self,
         pod: PodId,
         snapshot: Snapshot<'_>,
-    ) -> Result<usize, PodRemoved> {
+    ) -> Result<SnapshotApplied, PodRemoved> {
         self.change(pod, |change| {
-            change.apply_snapshot(snapshot.stored);
+            let refused = change.ledger.counters.refused;
+            let unnamed = change.apply_snapshot(snapshot.stored);
+            // Orphans that were dropped are among the unnamed ones already.
+            let refused = (change.ledger.counters.refused - refused) as usize;
             if let Some(sequence) = snapshot.sequence {
                 change.ledger.sequence.start_at(sequence.wrapping_add(1));
             }
-            change.catch_up()
+            let missing = unnamed.max(refused);
+            SnapshotApplied { caught_up: change.catch_up(), unnamed, missing }
         })
     }
 
@@ -138,9 +164,30 @@ impl IndexWriter {
         known: usize,
         expires: Moment,
     ) -> Result<bool, PodRemoved> {
-        let mut parent = None;
-        let mut known = known.min(chain.len());
-        for piece in chain.chunks(SPECULATIVE_AT_ONCE) {
+        self.insert_chain(pod, SpeculativeChain { parent: None, blocks: chain, known }, expires)
+    }
+
+    /// The same for the end of a chain, below `parent`. Returns `false` also if the pod does not hold
+    /// `parent`; then nothing is inserted.
+    pub fn insert_speculative_below(
+        &mut self,
+        pod: PodId,
+        parent: Option<BlockHash>,
+        chain: &[BlockHash],
+        expires: Moment,
+    ) -> Result<bool, PodRemoved> {
+        self.insert_chain(pod, SpeculativeChain { parent, blocks: chain, known: 0 }, expires)
+    }
+
+    fn insert_chain(
+        &mut self,
+        pod: PodId,
+        chain: SpeculativeChain<'_>,
+        expires: Moment,
+    ) -> Result<bool, PodRemoved> {
+        let SpeculativeChain { mut parent, blocks, known } = chain;
+        let mut known = known.min(blocks.len());
+        for piece in blocks.chunks(SPECULATIVE_AT_ONCE) {
             let here = known.min(piece.len());
             known -= here;
             if !self
@@ -310,7 +357,8 @@ impl PodChange<'_> {
         batches
     }
 
-    fn apply_snapshot(&mut self, stored: &[StoredBlocks<'_>]) {
+    /// Returns how many hashes have no known prefix.
+    fn apply_snapshot(&mut self, stored: &[StoredBlocks<'_>]) -> usize {
         let before = self.ledger.weight();
         let mut caps = self.caps();
         // A snapshot may list every child before its parent; only blocks that have no prefix at its
@@ -322,9 +370,10 @@ impl PodChange<'_> {
             self.commit();
         }
         let max_orphans = self.state.limits.orphans_per_pod;
-        self.ledger.end_snapshot(max_orphans, &mut self.scratch.clear);
+        let unnamed = self.ledger.end_snapshot(max_orphans, &mut self.scratch.clear);
         self.commit();
         self.count(before);
+        unnamed
     }
 
     fn restore(&mut self, items: &[ExportedBlock]) -> Result<(), RestoreError> {

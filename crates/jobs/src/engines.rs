@@ -34,6 +34,11 @@ pub struct EngineHealth {
 
 /// The pods of a run, by number.
 pub trait LineDispatch: Send + Sync + 'static {
+    /// The number of pods by now, if pods can join the run.
+    fn pods(&self) -> Option<usize> {
+        None
+    }
+
     /// Sends a request to a pod and waits for the end of its response.
     fn send(
         &self,

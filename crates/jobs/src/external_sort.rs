@@ -243,7 +243,7 @@ impl Read for FileRange<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Identical, Input, InputError, InputRules, LineForm, PromptHasher};
+    use crate::{DueTime, Identical, Input, InputError, InputRules, LineForm, PromptHasher};
     use std::num::NonZeroUsize;
     use wornpath_blocks::HashKey;
 
@@ -253,6 +253,7 @@ mod tests {
         output_tokens: 9,
         most_problems: 1,
         identical: Identical::Each,
+        due: DueTime::OPEN,
     };
 
     /// A folder of its own, with nothing in it.

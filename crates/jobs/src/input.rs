@@ -11,6 +11,7 @@ use crate::prompt_hash::{PromptHasher, rendered};
 use crate::result_log::InputMark;
 use std::collections::HashSet;
 use std::io::{self, BufRead, Read};
+use std::time::Duration;
 use wornpath_execution::field;
 use wornpath_planner::{Forest, Job, JobId, Queue};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -33,6 +34,28 @@ pub struct InputRules {
     pub most_problems: usize,
     /// Whether identical lines are computed once.
     pub identical: Identical,
+    /// When its lines are due.
+    pub due: DueTime,
+}
+
+/// When the lines of an input are due, from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DueTime {
+    /// The time left for lines without a deadline of their own; none if they can wait.
+    pub left: Option<Duration>,
+    /// How long ago the deadlines of lines began to count.
+    pub elapsed: Duration,
+}
+
+impl DueTime {
+    /// Lines that can wait, unless they have deadlines of their own.
+    pub const OPEN: Self = Self { left: None, elapsed: Duration::ZERO };
+
+    /// The time that is left for a line.
+    fn of(self, line: Option<Duration>) -> Option<Duration> {
+        let own = line.map(|deadline| deadline.saturating_sub(self.elapsed));
+        own.into_iter().chain(self.left).min()
+    }
 }
 
 /// The position of a line in its file.
@@ -58,6 +81,8 @@ pub struct Input {
     pub mark: InputMark,
     /// Prompt tokens of all requests.
     pub prompt_tokens: u64,
+    /// Whether prefixes found in caches are counted on for any request.
+    pub reuses_prefixes: bool,
     /// The chains that are on disk.
     pub(crate) chains: ExternalSort,
 }
@@ -224,6 +249,7 @@ impl<'a> InputScan<'a> {
             queue: Queue::new(hasher.block_size()),
             mark: InputMark { bytes: 0, hash: 0, lines: 0 },
             prompt_tokens: 0,
+            reuses_prefixes: false,
             chains,
         };
         Self {
@@ -271,6 +297,11 @@ impl<'a> InputScan<'a> {
         let prompt = rendered(&line.body).map_err(invalid)?;
         let lengths =
             self.hasher.hash_prompt(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
+        if line.interface.reuses_prefixes() {
+            self.input.reuses_prefixes = true;
+        } else {
+            self.chain.clear();
+        }
         let job = Job {
             chain: &self.chain,
             prompt_tokens: lengths.prompt,
@@ -280,6 +311,8 @@ impl<'a> InputScan<'a> {
                 Identical::Once => identity(&line, text),
             },
         };
+        let deadline = self.rules.due.of(line.deadline);
+        self.input.queue.set_deadline(deadline);
         self.input.queue.push(&job).map_err(|error| invalid(error.to_string()))?;
         self.input.prompt_tokens += lengths.prompt as u64;
         let span = LineSpan { offset, bytes: text.len() as u32, number: number as u32 };
@@ -301,6 +334,7 @@ mod tests {
             output_tokens: 9,
             most_problems: 2,
             identical: Identical::Each,
+            due: DueTime::OPEN,
         };
         let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
         Input::read(text.as_bytes(), &rules, &hasher)
@@ -317,6 +351,51 @@ mod tests {
         let outputs: Vec<_> =
             input.queue.jobs().map(|job| input.queue.output_tokens(job)).collect();
         assert_eq!(outputs, [9, 2]);
+    }
+
+    #[test]
+    fn a_line_is_due_by_its_own_deadline_or_that_of_the_input_whichever_is_earlier() {
+        let line = |id: u32, deadline: &str| {
+            format!(
+                r#"{{"custom_id":"{id}","url":"/v1/completions",{deadline}"body":{{"prompt":"p"}}}}"#
+            )
+        };
+        let text = [line(1, ""), line(2, r#""deadline":"10m","#), line(3, r#""deadline":"2h","#)];
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        let read = |due: DueTime| {
+            let rules = InputRules {
+                form: LineForm::Free,
+                most_lines: 3,
+                output_tokens: 9,
+                most_problems: 2,
+                identical: Identical::Each,
+                due,
+            };
+            let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+            let queue = Input::read(text.join("\n").as_bytes(), &rules, &hasher).unwrap().queue;
+            queue.jobs().map(|job| queue.deadline(job)).collect::<Vec<_>>()
+        };
+        let own = [None, Some(minutes(10)), Some(minutes(120))];
+        assert_eq!(read(DueTime::OPEN), own);
+        let due = DueTime { left: Some(minutes(45)), elapsed: minutes(15) };
+        assert_eq!(read(due), [Some(minutes(45)), Some(Duration::ZERO), Some(minutes(45))]);
+    }
+
+    #[test]
+    fn embeddings_share_nothing_in_a_plan_and_completions_do() {
+        let computed = |url: &str, field: &str| {
+            let line = |id: u32| {
+                format!(
+                    r#"{{"custom_id":"{id}","url":"{url}","body":{{"{field}":"{}{id}"}}}}"#,
+                    "x".repeat(160)
+                )
+            };
+            let input = read(&[line(1), line(2), line(3)].join("\n")).unwrap();
+            let least = input.forest(|_| true).unwrap().least_tokens(&input.queue);
+            (least < input.prompt_tokens, input.reuses_prefixes)
+        };
+        assert_eq!(computed("/v1/completions", "prompt"), (true, true));
+        assert_eq!(computed("/v1/embeddings", "input"), (false, false));
     }
 
     #[test]
@@ -337,6 +416,7 @@ mod tests {
             output_tokens: 9,
             most_problems: 9,
             identical: Identical::Each,
+            due: DueTime::OPEN,
         };
         let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
         let line = |custom_id: &str, body: usize| {

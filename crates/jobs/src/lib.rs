@@ -52,8 +52,8 @@ pub use file_entry::FileEntry;
 pub use frame::frame;
 pub use fs_store::{FolderReport, FsStore, verify};
 pub use identity::Identical;
-pub use input::{Input, InputError, InputRules, LineSpan};
-pub use line::{BatchLine, Interface, LineForm, LineProblem};
+pub use input::{DueTime, Input, InputError, InputRules, LineSpan};
+pub use line::{BatchLine, Interface, LineForm, LineProblem, duration};
 pub use pods::{BatchPods, InputFile, ReadLoad, read_whole};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresServer, PostgresSharing};

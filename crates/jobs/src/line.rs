@@ -1,6 +1,7 @@
 //! One line of an input: its id, its API and its body.
 
 use serde_json::Value;
+use std::time::Duration;
 
 /// An API that lines can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +35,20 @@ impl Interface {
     #[must_use]
     pub fn at(path: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.path() == path)
+    }
+
+    /// The API of a line of the Batch API, or of a plain request body.
+    #[must_use]
+    pub fn of_line(line: &Value) -> Option<Self> {
+        let body = if line["body"].is_object() { &line["body"] } else { line };
+        line["url"].as_str().and_then(Self::at).or_else(|| Self::of_body(body))
+    }
+
+    /// Whether prefixes found in caches are counted on. Engines report no cached tokens for
+    /// embeddings, so nothing would confirm them, and bidirectional models cannot reuse any.
+    #[must_use]
+    pub const fn reuses_prefixes(self) -> bool {
+        !matches!(self, Self::Embeddings)
     }
 
     /// The API of a body without a `url`.
@@ -78,6 +93,8 @@ pub struct BatchLine {
     pub interface: Interface,
     /// The request body.
     pub body: Value,
+    /// The line's own deadline, from the start of its run or the creation of its batch.
+    pub deadline: Option<Duration>,
 }
 
 impl BatchLine {
@@ -99,7 +116,7 @@ impl BatchLine {
                 problem("missing_required_parameter", message, Some("body"))
             };
             let interface = Interface::of_body(&value).ok_or_else(none)?;
-            return Ok(Self { custom_id: None, interface, body: value });
+            return Ok(Self { custom_id: None, interface, body: value, deadline: None });
         }
         Self::of_batch(value, form)
     }
@@ -138,8 +155,19 @@ impl BatchLine {
             let message = format!("`url` is `{url}`; the batch is for `{}`", wanted.path());
             return Err(problem("mismatched_url", message, Some("url")));
         }
+        let deadline = match &value["deadline"] {
+            Value::Null => None,
+            text => Some(text.as_str().and_then(duration).ok_or_else(|| {
+                let message = format!(
+                    "`deadline` is {text}; it must be a duration such as \"90s\", \"30m\", \"24h\" or \"7d\""
+                );
+                problem("invalid_value", message, Some("deadline"))
+            })?),
+        };
         match value["body"].take() {
-            body @ Value::Object(_) => Ok(Self { custom_id: Some(custom_id), interface, body }),
+            body @ Value::Object(_) => {
+                Ok(Self { custom_id: Some(custom_id), interface, body, deadline })
+            }
             Value::Null => {
                 let message = "missing required parameter: `body`".to_owned();
                 Err(problem("missing_required_parameter", message, Some("body")))
@@ -150,6 +178,21 @@ impl BatchLine {
             }
         }
     }
+}
+
+/// A duration in whole seconds, minutes, hours or days, such as `24h`; at least one second.
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    let number: u64 = number.parse().ok().filter(|number| *number > 0)?;
+    number.checked_mul(unit).map(Duration::from_secs)
 }
 
 const fn problem(code: &'static str, message: String, param: Option<&'static str>) -> LineProblem {
@@ -176,6 +219,24 @@ mod tests {
         );
         let alone = BatchLine::parse(br#"{"model":"m","prompt":"x"}"#, LineForm::Free).unwrap();
         assert_eq!((alone.custom_id, alone.interface), (None, Interface::Completions));
+    }
+
+    #[test]
+    fn a_line_has_a_deadline_of_its_own_or_none() {
+        let line = |deadline: &str| {
+            let text = format!(
+                r#"{{"custom_id":"a","url":"/v1/completions","deadline":{deadline},"body":{{}}}}"#
+            );
+            BatchLine::parse(text.as_bytes(), LineForm::Free)
+        };
+        assert_eq!(line("null").unwrap().deadline, None);
+        assert_eq!(line("\"10m\"").unwrap().deadline, Some(Duration::from_secs(600)));
+        for wrong in ["10", "\"\"", "\"10\"", "\"0s\"", "\"1w\"", "\"99999999999999999999d\""] {
+            let problem = line(wrong).unwrap_err();
+            assert_eq!((problem.code, problem.param), ("invalid_value", Some("deadline")));
+        }
+        let message = line("\"soon\"").unwrap_err().message;
+        assert!(message.starts_with("`deadline` is \"soon\"; it must be a duration such as"));
     }
 
     #[test]

@@ -273,8 +273,11 @@ impl<E: LineDispatch> Runner<E> {
         }
     }
 
-    /// Queries the health of every pod.
+    /// Queries the health of every pod, those that have joined included.
     fn query_health(&mut self) {
+        for _ in self.scheduler.pods()..self.engines.pods().unwrap_or(0) {
+            self.scheduler.join();
+        }
         for pod in 0..self.scheduler.pods() {
             let engines = Arc::clone(&self.engines);
             let events = self.events.clone();

@@ -72,6 +72,8 @@ struct PodSlot {
 pub struct Scheduler {
     run: PlanRun,
     slots: Vec<PodSlot>,
+    /// The window of a pod that joins.
+    window: Option<Window>,
     attempts: Vec<u8>,
     policy: RetryPolicy,
     in_flight: usize,
@@ -92,6 +94,7 @@ impl Scheduler {
             rests_until: None,
         };
         Self {
+            window: windows.first().copied(),
             slots: windows.into_iter().enumerate().map(slot).collect(),
             run: PlanRun::new(plan),
             attempts: vec![0; jobs],
@@ -173,7 +176,11 @@ impl Scheduler {
 
     /// Updates the window of a pod by its load.
     pub fn observe(&mut self, pod: usize, pod_state: PodLoad) {
-        self.slots[pod].window.observe(pod_state);
+        let slot = &mut self.slots[pod];
+        slot.window.observe(pod_state);
+        if let (Some(number), Some(tokens)) = (slot.number, pod_state.kv_tokens) {
+            self.run.set_kv_tokens(number, tokens);
+        }
     }
 
     /// Limits the requests in flight on a pod.
@@ -196,6 +203,18 @@ impl Scheduler {
             slot.failures = 0;
             slot.rests_until = None;
         }
+    }
+
+    /// A pod joins: it takes work over from the others. It gets no request until
+    /// [`hold_below`](Self::hold_below) says how many it may have.
+    pub fn join(&mut self) {
+        self.slots.push(PodSlot {
+            number: Some(self.run.add_pod(1.0)),
+            window: self.window.unwrap_or(Window::new(1, 1)),
+            ceiling: 0,
+            failures: 0,
+            rests_until: None,
+        });
     }
 
     /// The number of pods, including lost ones.

@@ -30,6 +30,8 @@
 #![forbid(unsafe_code)]
 
 mod cohorts;
+mod composition;
+mod decode;
 mod forest;
 mod groups;
 pub mod lint;
@@ -43,15 +45,17 @@ mod rates;
 mod route;
 mod run;
 mod sorting;
+mod urgency;
 mod window;
 
 pub use cohorts::Cohorts;
+pub use decode::{CascadeRates, ContextRead, DecodeBatch, DecodeGroup, DecodeRates};
 pub use forest::Forest;
 pub use groups::{GroupId, PromptGroup, PromptGroups};
 pub use matching::match_pods;
 pub use merging::SortedPart;
 pub use online_priority::OnlinePriority;
-pub use plan::{Plan, Segment};
+pub use plan::{Plan, PlanClass, Segment};
 pub use queue::{DedupKey, Job, JobId, Queue, QueueError};
 pub use rates::PlannerRates;
 pub use rates::{Speeds, SpeedsError};

@@ -1,14 +1,20 @@
 //! The plan: which pod computes which requests in which order, and the expected duration.
 //!
 //! The forest's depth-first order is cut into one contiguous piece per pod, in proportion to the
-//! pods' speeds. Inside its piece each pod computes siblings with long answers first.
+//! pods' speeds. Inside its piece each pod computes siblings with long answers first. Where engines
+//! read a prefix once for all sequences of a step, the plan also says which requests decode
+//! together, and costs count that. Where requests have deadlines, all of this is done for one class
+//! of urgency after the other.
 
+use crate::composition::compose;
+use crate::decode::{DecodeGroup, DecodeRates};
 use crate::forest::Forest;
-use crate::ordering::longest_first;
+use crate::ordering::Ordering;
 use crate::queue::{JobId, Queue};
 use crate::rates::PlannerRates;
 use crate::rates::Speeds;
 use crate::route::Route;
+use crate::urgency::{UrgencyClass, classes, selected};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -21,12 +27,33 @@ pub struct Segment {
     pub stops: Range<usize>,
 }
 
+/// Requests that run before those of the next class.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlanClass {
+    /// When those of its requests that are due must be finished; none if all of them can wait.
+    pub deadline: Option<Duration>,
+    /// Their positions on the route.
+    pub stops: Range<usize>,
+    /// When all of them are expected to be finished.
+    pub finish: Duration,
+}
+
+impl PlanClass {
+    /// Whether it is expected to be late.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.finish > deadline)
+    }
+}
+
 /// A plan for a queue.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     route: Route,
     segments: Vec<Segment>,
-    finish: Duration,
+    classes: Vec<PlanClass>,
+    decode_groups: Vec<DecodeGroup>,
+    decode_rates: Option<DecodeRates>,
     copies: Vec<(JobId, JobId)>,
     speeds: Speeds,
     least_tokens: u64,
@@ -44,24 +71,29 @@ impl Plan {
     /// Plans a forest made from this queue.
     #[must_use]
     pub fn of_forest(queue: &Queue, forest: Forest, speeds: &Speeds, rates: &PlannerRates) -> Self {
-        let by_prefix = depth_first_route(queue, &forest, rates);
-        let pieces = cut_by_speed(&by_prefix, speeds);
-        let finish = finish(&by_prefix, &pieces, speeds);
-        // The costs of the first route are no longer needed, and there may be millions of them.
-        let by_prefix = by_prefix.into_stops();
-        let mut route = Route::with_capacity(by_prefix.len());
-        let mut segments = Vec::new();
-        for (pod, stops) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
-            for (job, shared) in longest_first(queue, &by_prefix[stops.clone()]) {
-                route.push(queue, rates, job, shared);
-            }
-            segments.push(Segment { pod, stops });
+        let mut draft = Draft {
+            queue,
+            forest: &forest,
+            rates,
+            speeds,
+            loads: vec![0.0; speeds.pods()],
+            route: Route::with_capacity(forest.order().len()),
+            segments: Vec::new(),
+            classes: Vec::new(),
+            decode_groups: Vec::new(),
+        };
+        for class in classes(queue, &forest, rates, speeds) {
+            draft.add(&class);
         }
+        let Draft { mut route, segments, classes, decode_groups, .. } = draft;
+        route.decode_apart(queue, rates, &decode_groups);
         let planned = segments.iter().map(|segment| planned_tokens(queue, &route, segment)).sum();
         Self {
             route,
             segments,
-            finish,
+            classes,
+            decode_groups,
+            decode_rates: rates.decode_rates,
             least_tokens: forest.least_tokens(queue),
             planned_tokens: planned,
             speeds: speeds.clone(),
@@ -70,16 +102,22 @@ impl Plan {
         }
     }
 
-    /// All requests in the planned order, pod after pod.
+    /// All requests in the planned order, class after class and pod after pod.
     #[must_use]
     pub const fn route(&self) -> &Route {
         &self.route
     }
 
-    /// The segments in the order of the route: one per pod, without empty ones.
+    /// The segments in the order of the route: one per class and pod, without empty ones.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// Requests that decode together apart from all others, in the order of the route.
+    #[must_use]
+    pub fn decode_groups(&self) -> &[DecodeGroup] {
+        &self.decode_groups
     }
 
     /// Requests that take the answer of another: the copy, and the request that is computed.
@@ -115,8 +153,19 @@ impl Plan {
 
     /// When the last pod is expected to finish, from the start of the run.
     #[must_use]
-    pub const fn finish(&self) -> Duration {
-        self.finish
+    pub fn finish(&self) -> Duration {
+        self.classes.iter().map(|class| class.finish).max().unwrap_or_default()
+    }
+
+    /// The classes, the most urgent first; one if nothing has a deadline.
+    #[must_use]
+    pub fn classes(&self) -> &[PlanClass] {
+        &self.classes
+    }
+
+    /// The times that decide which requests decode together.
+    pub(crate) const fn decode_rates(&self) -> Option<DecodeRates> {
+        self.decode_rates
     }
 
     pub(crate) fn into_route(self) -> Route {
@@ -136,28 +185,97 @@ impl Plan {
     }
 }
 
-fn depth_first_route(queue: &Queue, forest: &Forest, rates: &PlannerRates) -> Route {
-    let mut route = Route::with_capacity(forest.order().len());
-    for (job, shared) in forest.order().iter().zip(forest.shared()) {
-        route.push(queue, rates, *job, *shared);
+/// A plan in the making.
+struct Draft<'a> {
+    queue: &'a Queue,
+    forest: &'a Forest,
+    rates: &'a PlannerRates,
+    speeds: &'a Speeds,
+    /// Milliseconds of work that each pod has so far, at speed one.
+    loads: Vec<f64>,
+    route: Route,
+    segments: Vec<Segment>,
+    classes: Vec<PlanClass>,
+    decode_groups: Vec<DecodeGroup>,
+}
+
+impl Draft<'_> {
+    /// Adds a class behind those so far.
+    fn add(&mut self, class: &UrgencyClass) {
+        let queue = self.queue;
+        let rates = self.rates;
+        let by_prefix = self.depth_first_route(&class.positions);
+        let pieces = self.cut(&by_prefix);
+        let mut finish = 0.0_f64;
+        for ((load, speed), piece) in self.loads.iter_mut().zip(self.speeds.all()).zip(&pieces) {
+            *load += by_prefix.cost(piece.clone());
+            if !piece.is_empty() {
+                finish = finish.max(*load / speed);
+            }
+        }
+        // The costs of the first route are no longer needed, and there may be millions of them.
+        let by_prefix = by_prefix.into_stops();
+        let offset = self.route.stops().len();
+        for (pod, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
+            let own = &by_prefix[piece.clone()];
+            // A cut may have left too few of a group.
+            let composed = compose(queue, own, rates, 1);
+            let order = Ordering { queue, apart: &composed, deadline: class.deadline };
+            let order = order.of(own);
+            for (at, shared) in &order {
+                self.route.push(queue, rates, own[*at].job, *shared);
+            }
+            let stops = offset + piece.start..offset + piece.end;
+            self.decode_groups.extend(reordered(composed, &order, stops.start));
+            self.segments.push(Segment { pod, stops });
+        }
+        self.classes.push(PlanClass {
+            deadline: class.deadline,
+            stops: offset..self.route.stops().len(),
+            finish: Duration::from_secs_f64(finish / 1e3),
+        });
     }
-    route
+
+    fn depth_first_route(&self, positions: &[u32]) -> Route {
+        let mut route = Route::with_capacity(positions.len());
+        for (position, shared) in selected(self.forest, positions) {
+            route.push(self.queue, self.rates, self.forest.order()[position], shared);
+        }
+        let groups = compose(self.queue, route.stops(), self.rates, self.speeds.pods());
+        route.decode_apart(self.queue, self.rates, &groups);
+        route
+    }
+
+    /// The stops of each pod, so that all pods finish at about the same time.
+    fn cut(&self, route: &Route) -> Vec<Range<usize>> {
+        let stops = 0..route.stops().len();
+        let speeds = self.speeds.all();
+        let work = self.loads.iter().sum::<f64>() + route.cost_behind(stops.clone());
+        // Milliseconds until all pods finish, if they finish together.
+        let finish = work / speeds.iter().sum::<f64>();
+        let missing = |(speed, load): (&f64, &f64)| (finish * speed - load).max(0.0);
+        let weights: Vec<_> = speeds.iter().zip(&self.loads).map(missing).collect();
+        cut(route, stops, &weights)
+    }
 }
 
-/// The stops of each pod, so that all pods finish at about the same time.
-fn cut_by_speed(route: &Route, speeds: &Speeds) -> Vec<Range<usize>> {
-    let stops = 0..route.stops().len();
-    let speeds = speeds.all();
-    // Milliseconds until all pods finish, if they finish together.
-    let finish = route.cost_behind(stops.clone()) / speeds.iter().sum::<f64>();
-    let weights: Vec<_> = speeds.iter().map(|speed| finish * speed).collect();
-    cut(route, stops, &weights)
-}
-
-fn finish(route: &Route, pieces: &[Range<usize>], speeds: &Speeds) -> Duration {
-    let busy =
-        pieces.iter().zip(speeds.all()).map(|(piece, speed)| route.cost(piece.clone()) / speed);
-    Duration::from_secs_f64(busy.fold(0.0, f64::max) / 1e3)
+/// Groups of a piece of the route, at their stops in its final order, which begins at `start`.
+fn reordered(groups: Vec<DecodeGroup>, order: &[(usize, u32)], start: usize) -> Vec<DecodeGroup> {
+    if groups.is_empty() {
+        return groups;
+    }
+    let mut position_of = vec![0; order.len()];
+    for (position, (at, _)) in order.iter().enumerate() {
+        position_of[*at] = position;
+    }
+    let moved = groups.into_iter().map(|group| {
+        // The stops of a group stay together.
+        let first = position_of[group.stops.clone()].iter().min().map_or(0, |first| start + first);
+        DecodeGroup { stops: first..first + group.stops.len(), ..group }
+    });
+    let mut moved: Vec<_> = moved.collect();
+    moved.sort_unstable_by_key(|group| group.stops.start);
+    moved
 }
 
 fn planned_tokens(queue: &Queue, route: &Route, segment: &Segment) -> u64 {

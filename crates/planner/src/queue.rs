@@ -6,10 +6,12 @@
 //! A caller that keeps the sorted chains elsewhere ([`Forest::merge`](crate::Forest::merge)) can
 //! drop them here: only ordering and matching read chains, the rest needs lengths.
 //!
-//! The owner of a request plays no part. A chain starts from a root that contains model, adapter
-//! and salt, so requests of two tenants share a prefix exactly when their salts allow it.
+//! The owner of a request plays no part in what it shares. A chain starts from a root that contains
+//! model, adapter and salt, so requests of two tenants share a prefix exactly when their salts allow
+//! it. Deadlines decide which of the prefixes come first.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 use wornpath_blocks::BlockHash;
 
 /// A request's number: its position in the [`Queue`].
@@ -86,6 +88,8 @@ pub struct Queue {
     outputs: Vec<u32>,
     /// Ends with the last request that has an identity.
     identities: Vec<Option<DedupKey>>,
+    /// The first request of each run with the same deadline; requests before it have none.
+    deadlines: Vec<(u32, Option<Duration>)>,
 }
 
 impl Queue {
@@ -100,6 +104,7 @@ impl Queue {
             prompts: Vec::new(),
             outputs: Vec::new(),
             identities: Vec::new(),
+            deadlines: Vec::new(),
         }
     }
 
@@ -138,6 +143,30 @@ impl Queue {
         self.prompts.push(prompt);
         self.outputs.push(output);
         Ok(JobId(number))
+    }
+
+    /// Sets when requests that are added from now on must be finished, from the start of the plan;
+    /// none if they can wait.
+    pub fn set_deadline(&mut self, deadline: Option<Duration>) {
+        let last = self.deadlines.last().and_then(|(_, last)| *last);
+        if last != deadline {
+            let first = self.len() as u32;
+            self.deadlines.pop_if(|(start, _)| *start == first);
+            self.deadlines.push((first, deadline));
+        }
+    }
+
+    /// When a request must be finished; none if it can wait.
+    #[must_use]
+    pub fn deadline(&self, job: JobId) -> Option<Duration> {
+        let run = self.deadlines.partition_point(|(first, _)| *first <= job.0);
+        run.checked_sub(1).and_then(|run| self.deadlines[run].1)
+    }
+
+    /// Whether any request has a deadline.
+    #[must_use]
+    pub fn has_deadlines(&self) -> bool {
+        self.deadlines.iter().any(|(_, deadline)| deadline.is_some())
     }
 
     /// Tokens per block.

@@ -5,6 +5,7 @@
 //! shares add up, so a run of requests costs the sum of its requests, and cutting needs nothing
 //! else.
 
+use crate::decode::DecodeRates;
 use crate::queue::{JobId, Queue};
 
 /// Milliseconds of an engine of speed one.
@@ -14,17 +15,29 @@ pub struct PlannerRates {
     pub per_prefill_token: f64,
     /// Per pair of a computed prompt token and a token before it.
     pub per_pair: f64,
+    /// Per prompt token that is found in the cache.
+    pub per_cached_token: f64,
     /// Per output token, without reading its context.
     pub per_output_token: f64,
     /// Per context token of each output token.
     pub per_context_token: f64,
+    /// The times of decode steps, to decide which requests decode together; none if a step costs
+    /// its sequences nothing but their own parts.
+    pub decode_rates: Option<DecodeRates>,
 }
 
 impl PlannerRates {
     /// A fixed time per prefill token and per output token: for engines that were never measured.
     #[must_use]
     pub const fn flat(per_prefill_token: f64, per_output_token: f64) -> Self {
-        Self { per_prefill_token, per_pair: 0.0, per_output_token, per_context_token: 0.0 }
+        Self {
+            per_prefill_token,
+            per_pair: 0.0,
+            per_cached_token: 0.0,
+            per_output_token,
+            per_context_token: 0.0,
+            decode_rates: None,
+        }
     }
 
     /// The cost of prefill if the first `cached` tokens of the prompt are cached.
@@ -33,7 +46,9 @@ impl PlannerRates {
         let cached = cached as f64;
         let prompt = prompt as f64;
         let pairs = (prompt * prompt - cached * cached) / 2.0;
-        self.per_prefill_token * (prompt - cached) + self.per_pair * pairs
+        self.per_prefill_token * (prompt - cached)
+            + self.per_pair * pairs
+            + self.per_cached_token * cached
     }
 
     /// The cost of decoding all tokens but the first, which the prefill produces.
@@ -44,7 +59,7 @@ impl PlannerRates {
         steps * (self.per_output_token + self.per_context_token * context)
     }
 
-    /// The cost of a whole request if its first `cached` blocks are cached.
+    /// The cost of a whole request among others if its first `cached` blocks are cached.
     #[must_use]
     pub fn request(&self, queue: &Queue, job: JobId, cached: usize) -> f64 {
         let prompt = queue.prompt_tokens(job);

@@ -1,8 +1,9 @@
 //! Requests in the order of computation, with the cost of each behind the one before it.
 //!
-//! Cutting, stealing and running work on a [`Route`]. It is small (24 bytes a request) and needs no
+//! Cutting, stealing and running work on a [`Route`]. It is small (28 bytes a request) and needs no
 //! hashes, so a run can continue after the chains of its queue are dropped.
 
+use crate::decode::DecodeGroup;
 use crate::forest::fresh_tokens;
 use crate::queue::{JobId, Queue};
 use crate::rates::PlannerRates;
@@ -17,6 +18,8 @@ pub struct RouteStop {
     pub shared: u32,
     /// Prompt tokens to compute if the request runs right behind that stop on the same pod.
     pub fresh: u32,
+    /// Expected tokens of the answer.
+    pub output: u32,
 }
 
 /// Requests in the order of computation.
@@ -41,11 +44,34 @@ impl Route {
     /// Appends a request that shares `shared` blocks with the last.
     pub(crate) fn push(&mut self, queue: &Queue, rates: &PlannerRates, job: JobId, shared: u32) {
         let fresh = fresh_tokens(queue, job, shared as usize);
-        self.stops.push(RouteStop { job, shared, fresh: fresh as u32 });
+        let output = queue.output_tokens(job) as u32;
+        self.stops.push(RouteStop { job, shared, fresh: fresh as u32, output });
         let cost = rates.request(queue, job, shared as usize);
         let before = self.costs.last().copied().unwrap_or(0.0);
         self.costs.push(before + cost);
         self.prefix_costs.push(rates.prefill(0, queue.prompt_tokens(job) - fresh) as f32);
+    }
+
+    /// Gives the stops of groups that decode apart their shares of that time.
+    pub(crate) fn decode_apart(
+        &mut self,
+        queue: &Queue,
+        rates: &PlannerRates,
+        groups: &[DecodeGroup],
+    ) {
+        let mut saved = 0.0;
+        let mut next = 0;
+        for (position, stop) in self.stops.iter().enumerate() {
+            while groups.get(next).is_some_and(|group| group.stops.end <= position) {
+                next += 1;
+            }
+            if let Some(group) = groups.get(next).filter(|it| it.stops.start <= position) {
+                let prompt = queue.prompt_tokens(stop.job);
+                let among = rates.decode(prompt, queue.output_tokens(stop.job));
+                saved += among * (1.0 - group.share);
+            }
+            self.costs[position + 1] -= saved;
+        }
     }
 
     pub(crate) fn into_stops(self) -> Vec<RouteStop> {

@@ -4,21 +4,27 @@
 //! Engines take many requests at once, and a request that arrives while its prefix is still being
 //! computed computes the prefix again. So [`PlanRun::claim`] holds back requests whose prefix is
 //! being computed on that pod and hands out the next one that does not need it;
-//! [`PlanRun::prefilled`] releases them. The rest follows from the route being contiguous: an idle
+//! [`PlanRun::prefilled`] releases them. It also holds back requests that would decode beside others
+//! with which they are better not mixed ([`admission`]), and requests that a pod's cache cannot hold
+//! beside the prefixes that others wait for ([`residency`]). The rest follows from the route being contiguous: an idle
 //! pod steals the far end of the longest queue ([`work_stealing`]), the work of a lost pod is cut
 //! again over the others, and a failed request returns to its position.
 //!
 //! Each request is settled once: [`JobOutcome`] marks a second answer, or the answer of a pod that
 //! has lost the request, as stale.
 
+mod admission;
 mod range_set;
+mod residency;
 mod work_stealing;
 
 use crate::plan::Plan;
 use crate::plan::cut;
 use crate::queue::JobId;
 use crate::route::Route;
+use admission::{Admission, Candidate, OnPod};
 use range_set::RangeSet;
+use residency::Residency;
 use std::ops::Range;
 
 /// How many groups may wait for their prefixes while a pod continues behind them. Where groups are
@@ -84,6 +90,12 @@ struct RunPod {
     cost: f64,
     /// Stops that the pod was given.
     sent: RangeSet,
+    /// The requests on the pod, as they decode together.
+    decoding: OnPod,
+    /// What its cache must hold.
+    resident: Residency,
+    /// Tokens that its cache can hold, if that is known.
+    kv_tokens: Option<usize>,
 }
 
 impl RunPod {
@@ -95,6 +107,9 @@ impl RunPod {
             requests: 0,
             cost: 0.0,
             sent: RangeSet::default(),
+            decoding: OnPod::default(),
+            resident: Residency::default(),
+            kv_tokens: None,
         }
     }
 
@@ -107,6 +122,7 @@ impl RunPod {
 #[derive(Clone, Debug)]
 pub struct PlanRun {
     route: Route,
+    admission: Admission,
     block_size: usize,
     /// By request number: its position on the route.
     positions: Vec<u32>,
@@ -130,8 +146,12 @@ impl PlanRun {
         for segment in plan.segments() {
             pods[segment.pod].queued.insert(segment.stops.clone());
         }
+        for pod in &mut pods {
+            pod.kv_tokens = plan.decode_rates().map(|rates| rates.kv_tokens);
+        }
         let speed: f64 = plan.speeds().all().iter().sum();
         let block_size = plan.block_size();
+        let admission = Admission::new(plan.decode_rates(), plan.decode_groups().to_vec());
         let route = plan.into_route();
         let stops = route.stops();
         let jobs = stops.iter().map(|stop| stop.job.index() + 1).max().unwrap_or(0);
@@ -145,6 +165,7 @@ impl PlanRun {
             unsettled: stops.len(),
             min_steal_gain: MIN_STEAL_GAIN * route.cost(0..stops.len()) / speed,
             route,
+            admission,
             block_size,
             positions,
             states,
@@ -167,10 +188,35 @@ impl PlanRun {
             let gain = self.min_steal_gain;
             let has_stolen = work_stealing::steal(&self.route, &mut self.pods, pod, gain);
             self.steals += usize::from(has_stolen);
+            if has_stolen {
+                (0..self.pods.len()).for_each(|pod| self.recount(pod));
+            }
         }
         let position = self.next_position(pod)?;
+        let state = &self.pods[pod];
+        let next = Candidate {
+            position,
+            prompt_tokens: self.prompt_tokens(position),
+            queued: &state.queued,
+            most: capacity.requests,
+        };
+        if !self.admission.allows(&state.decoding, &next) || !self.fits(pod, position) {
+            return None;
+        }
         self.pods[pod].queued.take(position);
         Some(self.send(pod, position))
+    }
+
+    /// A pod has reported the tokens that its cache can hold.
+    pub fn set_kv_tokens(&mut self, pod: usize, tokens: usize) {
+        self.pods[pod].kv_tokens = Some(tokens);
+    }
+
+    /// Tokens that a pod's cache must hold for the requests on it and for those that wait for their
+    /// prefixes.
+    #[must_use]
+    pub fn resident_tokens(&self, pod: usize) -> usize {
+        self.pods[pod].resident.tokens()
     }
 
     /// A request's prompt has been computed: requests that share its prefix can follow.
@@ -226,6 +272,8 @@ impl PlanRun {
         state.requests = 0;
         state.cost = 0.0;
         state.sent = RangeSet::default();
+        state.decoding = OnPod::default();
+        state.resident = Residency::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             if *state == JobState::On(pod as u32) {
                 *state = JobState::Waiting;
@@ -262,6 +310,48 @@ impl PlanRun {
         self.states.get(job.index()).copied().unwrap_or(JobState::Unplanned)
     }
 
+    /// The prompt tokens of a stop, to within a block.
+    fn prompt_tokens(&self, position: usize) -> usize {
+        let stop = self.route.stops()[position];
+        stop.fresh as usize + stop.shared as usize * self.block_size
+    }
+
+    /// The tokens of a stop's prompt and its expected answer.
+    fn context(&self, position: usize) -> usize {
+        self.prompt_tokens(position) + self.route.stops()[position].output as usize
+    }
+
+    /// Leading tokens of a stop that its pod computed for another.
+    fn cached_blocks(&self, pod: usize, position: usize) -> u32 {
+        // No stop shares more with this one than its neighbours do, and it has not been held back.
+        let (before, after) = self.pods[pod].sent.around(position);
+        let shared_before = before.map_or(0, |it| self.route.shared_between(it, position));
+        let shared_after = after.map_or(0, |it| self.route.shared_between(position, it));
+        shared_before.max(shared_after)
+    }
+
+    /// Counts again what a pod's cache must hold: prefixes that were held for requests of its queue
+    /// may have left with them.
+    fn recount(&mut self, pod: usize) {
+        let mut tokens = 0;
+        let mut before = None;
+        for position in self.pods[pod].resident.in_flight() {
+            let shared = before.map_or(0, |it| self.route.shared_between(it, position)) as usize;
+            tokens += self.context(position).saturating_sub(shared * self.block_size);
+            before = Some(position);
+        }
+        self.pods[pod].resident.set(tokens);
+    }
+
+    /// Whether a pod's cache can hold one more request beside what it must hold already.
+    fn fits(&self, pod: usize, position: usize) -> bool {
+        let state = &self.pods[pod];
+        let Some(kv_tokens) = state.kv_tokens.filter(|_| state.requests > 0) else { return true };
+        let cached = self.cached_blocks(pod, position) as usize * self.block_size;
+        let more = self.context(position).saturating_sub(cached);
+        state.resident.tokens() + more <= kv_tokens
+    }
+
     /// The first stop queued for a pod that need not wait.
     fn next_position(&self, pod: usize) -> Option<usize> {
         let mut ranges = self.pods[pod].queued.ranges().take(MAX_GROUPS_SCANNED);
@@ -291,12 +381,12 @@ impl PlanRun {
 
     fn send(&mut self, pod: usize, position: usize) -> JobId {
         let stop = self.route.stops()[position];
+        let prompt_tokens = self.prompt_tokens(position);
+        let cached = self.cached_blocks(pod, position);
+        let context = self.context(position);
         let state = &mut self.pods[pod];
-        // No stop shares more with this one than its neighbours do, and it has not been held back.
-        let (before, after) = state.sent.around(position);
-        let shared_before = before.map_or(0, |it| self.route.shared_between(it, position));
-        let shared_after = after.map_or(0, |it| self.route.shared_between(position, it));
-        let cached = shared_before.max(shared_after);
+        self.admission.sent(&mut state.decoding, position, prompt_tokens);
+        state.resident.sent(position, context, cached as usize * self.block_size);
         state.sent.insert(position..position + 1);
         let missing = (stop.shared.saturating_sub(cached)) as usize * self.block_size;
         let tokens = stop.fresh as usize + missing;
@@ -314,7 +404,15 @@ impl PlanRun {
         }
         self.prefilled(job);
         let position = self.positions[job.index()] as usize;
+        let prompt_tokens = self.prompt_tokens(position);
+        let context = self.context(position);
         let state = &mut self.pods[pod];
+        self.admission.left(&mut state.decoding, position, prompt_tokens);
+        let [before, behind] = state.resident.nearest(&state.queued, position);
+        let before = before.map_or(0, |it| self.route.shared_between(it, position));
+        let behind = behind.map_or(0, |it| self.route.shared_between(position, it));
+        let needed = before.max(behind) as usize * self.block_size;
+        state.resident.left(position, context.saturating_sub(needed));
         state.requests -= 1;
         state.cost -= self.route.cost_behind(position..position + 1);
         true

@@ -20,6 +20,8 @@ pub struct PodLoad {
     pub waiting: usize,
     /// The share of its cache in use.
     pub kv_usage: f64,
+    /// Tokens that its cache can hold, if it says so.
+    pub kv_tokens: Option<usize>,
 }
 
 /// The window of one pod.
@@ -66,13 +68,13 @@ mod tests {
     #[test]
     fn a_window_shrinks_to_the_running_requests_and_grows_again() {
         let mut window = Window::new(256, 8_192);
-        window.observe(PodLoad { running: 20, waiting: 3, kv_usage: 0.99 });
+        window.observe(PodLoad { running: 20, waiting: 3, kv_usage: 0.99, kv_tokens: None });
         assert_eq!(window.capacity().requests, 21);
-        window.observe(PodLoad { running: 12, waiting: 0, kv_usage: 0.5 });
+        window.observe(PodLoad { running: 12, waiting: 0, kv_usage: 0.5, kv_tokens: None });
         assert_eq!(window.capacity().requests, 21, "the window is not used up");
         for _ in 0..100 {
             let running = window.capacity().requests;
-            window.observe(PodLoad { running, waiting: 0, kv_usage: 0.5 });
+            window.observe(PodLoad { running, waiting: 0, kv_usage: 0.5, kv_tokens: None });
         }
         assert_eq!(window.capacity().requests, 256);
         window.refused();

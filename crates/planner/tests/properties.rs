@@ -385,3 +385,57 @@ fn each_order(jobs: &mut Vec<JobId>, fixed: usize, visit: &mut impl FnMut(&[JobI
         jobs.swap(fixed, at);
     }
 }
+
+/// Questions about documents of 100 blocks, on a pod whose cache holds 1,000 tokens.
+fn small_cache() -> PlanRun {
+    let mut queue = Queue::new(BLOCK);
+    for document in 0..4_u64 {
+        for question in 0..3_u64 {
+            let contents: Vec<_> =
+                (0..100).map(|block| document << 20 | block).chain([1 << 40 | question]).collect();
+            push(&mut queue, &(contents, 1, 4));
+        }
+    }
+    let mut run = PlanRun::new(Plan::new(&queue, &Speeds::equal(1).unwrap(), &RATES));
+    run.set_kv_tokens(0, 1_000);
+    run
+}
+
+#[test]
+fn no_prefix_is_computed_that_the_cache_cannot_hold_beside_those_that_are_needed() {
+    let mut run = small_cache();
+    let capacity = RunCapacity { requests: 100, prefill_tokens: 1 << 20 };
+    let claim = |run: &mut PlanRun| {
+        let jobs: Vec<_> = std::iter::from_fn(|| {
+            let job = run.claim(0, capacity)?;
+            run.prefilled(job);
+            Some(job)
+        })
+        .collect();
+        jobs
+    };
+    // A document and its three questions need 427 tokens.
+    let first = claim(&mut run);
+    assert_eq!((first.len(), run.resident_tokens(0)), (6, 2 * 427));
+    // The document stays until the last question about it has its answer.
+    for (job, resident) in first[..2].iter().zip([2 * 427 - 9, 2 * 427 - 18]) {
+        run.finished(*job, 0);
+        assert_eq!(run.resident_tokens(0), resident);
+        assert_eq!(claim(&mut run), []);
+    }
+    run.finished(first[2], 0);
+    assert_eq!(run.resident_tokens(0), 427);
+    assert_eq!(claim(&mut run).len(), 3);
+}
+
+#[test]
+fn a_request_that_no_cache_can_hold_is_sent_alone() {
+    let mut run = small_cache();
+    run.set_kv_tokens(0, 10);
+    let capacity = RunCapacity { requests: 100, prefill_tokens: 1 << 20 };
+    let job = run.claim(0, capacity).unwrap();
+    run.prefilled(job);
+    assert_eq!(run.claim(0, capacity), None);
+    run.finished(job, 0);
+    assert!(run.claim(0, capacity).is_some());
+}

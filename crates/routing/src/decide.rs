@@ -13,12 +13,13 @@ pub use survey::PodEstimate;
 
 use crate::decision_state::{DecisionEnv, DecisionScratch};
 use crate::explain::Recorder;
-use crate::fleet::{Candidate, EventTrust, Reservation};
+use crate::fleet::{Candidate, EventTrust, LoadedTokens, Reservation};
 use crate::name::Name;
 use crate::plan::{
     AfterFailure, AwaitedPod, CacheHint, CacheRun, Hold, Mark, Mutation, Outcome, PlanStep,
     RoutingPlan, SkippedBecause, Start,
 };
+use crate::plugins::EngineSpeed;
 use crate::profile::Profile;
 use crate::selector::NoCandidate;
 use crate::slot::{Picked, RoutingContext};
@@ -424,8 +425,20 @@ impl<'a> DecisionRun<'a, '_, '_> {
                     planned.mutations.push(Mutation::Set { field, value });
                 }
                 if self.env.state.has_effects() {
-                    let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens);
-                    planned.reservation = Some(load.sent_at(self.env.now));
+                    let nominal = EngineSpeed::nominal(pod).answer_times(
+                        pod,
+                        prompt_tokens,
+                        bound.uncached_tokens,
+                        self.env.now,
+                    );
+                    let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens)
+                        .sent_at(self.env.now)
+                        .compared_with(nominal);
+                    let loads = self.expected_loads(step, bound.candidate, &planned.cache);
+                    planned.reservation = Some(match loads {
+                        Some((expected, loaded)) => load.expected(expected, loaded),
+                        None => load,
+                    });
                 }
                 if !self.context.request.is_streamed() {
                     let pending = u32::try_from(pod.state().prefill_tokens()).unwrap_or(u32::MAX);
@@ -437,6 +450,25 @@ impl<'a> DecisionRun<'a, '_, '_> {
             steps.push(planned);
         }
         RoutingPlan { steps, marks: self.marks }
+    }
+
+    /// The predicted time to the first token but for loads, and the tokens to load from each tier.
+    fn expected_loads(
+        &self,
+        step: &WorkflowStep,
+        candidate: Candidate,
+        cache: &CacheHint,
+    ) -> Option<(Duration, LoadedTokens)> {
+        let decision = decision(self.context, self.env, step);
+        let mut scorers = step.selector.scorers.iter();
+        let expected = scorers
+            .find_map(|scorer| scorer.scorer.first_token_without_loads(&decision, candidate))?;
+        let blocks = self.context.slots.read(self.profile.blocks.as_ref()?)?;
+        let mut loaded = LoadedTokens::default();
+        for run in &cache.runs {
+            loaded[run.tier as usize] += (run.blocks * blocks.block_tokens) as u64;
+        }
+        Some((expected, loaded))
     }
 
     /// Tells the scorers and the picker of a step that the plan uses their choice.
@@ -477,7 +509,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let blocks =
             self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
         let Some(blocks) = blocks.filter(|_| depth > 0) else { return nothing };
-        let counted = depth.min(best_cached::countable(blocks));
+        let counted = depth.min(blocks.countable_blocks());
         let tokens = (counted * blocks.block_tokens) as u64;
         let unique_tokens = ((counted - elsewhere.min(counted)) * blocks.block_tokens) as u64;
         let state = &mut *self.env.state;

@@ -166,17 +166,25 @@ pub struct DecisionEnv<'a> {
     pub rng: &'a mut Rng,
 }
 
-/// A record of what was sent to pods without cache events, whose caches are approximated from it.
+/// A prompt that is sent to a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SentChain<'a> {
+    /// The hashes of its blocks.
+    pub blocks: &'a [BlockHash],
+    /// How many of them the pod held when it was decided.
+    pub held: usize,
+    /// Tokens per block.
+    pub block_tokens: usize,
+    /// Until when the pod is expected to hold them, unless events confirm it.
+    pub expires: Moment,
+}
+
+/// A record of what was sent: pods without cache events have their caches approximated from it, and
+/// other routers may want to know it.
 pub trait RoutingHistory: fmt::Debug + Send + Sync {
-    /// Records that a prompt of blocks of `block_tokens` tokens is sent to a pod. Returns whether
-    /// the pod is one without events; its blocks are in the index then.
-    fn sent(
-        &self,
-        writer: &mut IndexWriter,
-        pod: PodId,
-        chain: &[BlockHash],
-        block_tokens: usize,
-    ) -> bool;
+    /// Records that a prompt is sent to a pod. Returns whether the pod is one without events; its
+    /// blocks are in the index then.
+    fn sent(&self, writer: &mut IndexWriter, pod: PodId, chain: SentChain<'_>) -> bool;
 
     /// Removes a prompt that the pod has refused. Returns whether it was recorded.
     fn refused(&self, writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) -> bool;
@@ -288,14 +296,14 @@ impl<L> SpeculativeInsert<L> {
 
     /// Writes the insert with the caller's writer, and empties it; its buffers can be used again.
     pub(crate) fn write(&mut self, writer: &mut IndexWriter) {
-        for (pod, held) in self.pods.drain(..) {
-            let is_recorded = self
-                .history
-                .as_ref()
-                .is_some_and(|history| history.sent(writer, pod, &self.chain, self.block_tokens));
+        let Self { chain: blocks, block_tokens, pods, expires, history, .. } = self;
+        for (pod, held) in pods.drain(..) {
+            let chain = SentChain { blocks, held, block_tokens: *block_tokens, expires: *expires };
+            let is_recorded =
+                history.as_ref().is_some_and(|history| history.sent(writer, pod, chain));
             if !is_recorded {
                 // Fails for a pod that was removed meanwhile or is at its cap: nothing is inserted.
-                let _ = writer.insert_speculative_after(pod, &self.chain, held, self.expires);
+                let _ = writer.insert_speculative_after(pod, blocks, held, *expires);
             }
         }
     }

@@ -5,8 +5,11 @@
 //! requests, probes and engine reports update in place, and that successive fleets share.
 
 mod held_work;
+mod learnt_loads;
 mod learnt_rates;
 mod pod_state;
+mod reservation;
+mod router_load;
 
 use core::net::SocketAddr;
 use std::ops::Index;
@@ -15,8 +18,12 @@ use std::sync::Arc;
 use wornpath_index::{PodId, PodSlot};
 
 pub(crate) use held_work::HeldWork;
+pub(crate) use learnt_loads::LoadedTokens;
 pub(crate) use learnt_rates::{MeasuredPrefill, PrefillWork};
-pub use pod_state::{BreakerState, EventTrust, Health, PodState, Reservation};
+pub use pod_state::{BreakerState, EventTrust, Health, PodState};
+pub(crate) use reservation::AnswerTimes;
+pub use reservation::Reservation;
+pub use router_load::RouterLoad;
 
 use crate::name::{Name, Role};
 

@@ -52,41 +52,48 @@ mod plan;
 mod plugin;
 mod plugins;
 mod profile;
+mod reading;
 mod reference;
 mod request;
 mod rng;
 mod selector;
 pub mod slot;
 mod stage;
+pub mod template;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "text")]
 mod text;
+mod transfer;
 mod wait_queue;
 mod workflow;
 
 pub use assembly::PluginView;
 pub use decide::{PodEstimate, Retry};
-pub use decision_state::{DecisionEnv, DecisionState, RoutingHistory, SpeculativeInsert};
+pub use decision_state::{
+    DecisionEnv, DecisionState, RoutingHistory, SentChain, SpeculativeInsert,
+};
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
     Recorder, ScorerExplanation, StepExplanation,
 };
 pub use fleet::{
     BreakerState, Candidate, EventTrust, Fleet, FleetPod, Health, PodFacts, PodState, Reservation,
-    Topology,
+    RouterLoad, Topology,
 };
 pub use messages::Messages;
 pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError, Untokenized};
 pub use name::{Name, Role};
 pub use plan::{
     AfterFailure, AwaitedPod, BestCached, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation,
-    Outcome, PassedOver, PlanStep, RoutingPlan, SkippedBecause, Start, Transfer,
+    Outcome, PassedOver, PlanStep, RoutingPlan, SkippedBecause, Start,
 };
 pub use plugin::{Assembly, AssemblyRefused, InstalledTooLate, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;
 pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
-pub use request::{AllowedPods, ModelChoice, PodAddress, Prompt, Request, RequestError};
+pub use request::{
+    AllowedPods, ModelChoice, PodAddress, Prompt, PromptApi, PromptReading, Request, RequestError,
+};
 pub use rng::Rng;
 pub use slot::{
     Attributes, BlockHashes, Picked, PlanHint, Reads, RingKey, RoutingContext, SessionKey, Slot,
@@ -98,6 +105,7 @@ pub use stage::{
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
+pub use transfer::{Transfer, TransferredPart};
 pub use wornpath_yaml::{
     Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value, nearest,
 };

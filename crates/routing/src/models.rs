@@ -34,6 +34,9 @@ pub enum TokenizeError {
     /// The tokenizer failed.
     #[error("tokenization failed: {0}")]
     NotTokenized(String),
+    /// A field of the request has an effect on the prompt that is not known.
+    #[error("how the engine reads the prompt is not known")]
+    UnknownReading,
     /// Tokenization was stopped; the request is routed without tokens.
     #[error("tokenization stopped: {}", .0.word())]
     Stopped(Untokenized),
@@ -57,11 +60,13 @@ pub enum Untokenized {
     TemplateFailed,
     /// The tokenizer fails on the text.
     TokenizerFailed,
+    /// A field has an effect on the prompt, or on the use of the cache, that is not known.
+    UnknownReading,
 }
 
 impl Untokenized {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::TooLong,
         Self::NoSplitPoint,
         Self::Timeout,
@@ -69,6 +74,7 @@ impl Untokenized {
         Self::NoTemplate,
         Self::TemplateFailed,
         Self::TokenizerFailed,
+        Self::UnknownReading,
     ];
 
     /// Its name in metrics and logs.
@@ -82,6 +88,7 @@ impl Untokenized {
             Self::NoTemplate => "no_template",
             Self::TemplateFailed => "template_failed",
             Self::TokenizerFailed => "tokenizer_failed",
+            Self::UnknownReading => "unknown_reading",
         }
     }
 }

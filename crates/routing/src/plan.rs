@@ -6,11 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wornpath_blocks::BlockHash;
 use wornpath_index::{Location, Moment, PodId, Tier};
-use wornpath_yaml as yaml;
 
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
 use crate::stage::Rejection;
+pub use crate::transfer::Start;
+use crate::transfer::Transfer;
 use crate::wait_queue::QueueEntry;
 
 /// What a decision makes of a request.
@@ -83,16 +84,6 @@ pub struct PlanStep {
     pub reservation: Option<Reservation>,
     /// Whether the plan's speculative insert has this pod.
     pub is_expected: bool,
-}
-
-/// When a step starts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Start {
-    /// When the step before has ended.
-    #[default]
-    After,
-    /// Together with the step before.
-    Together,
 }
 
 /// What to do if a step fails before anything was sent to the client.
@@ -216,75 +207,20 @@ pub enum Mutation {
         /// Its new value.
         value: Value,
     },
-}
-
-/// The protocol that transfers KV from one engine to another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Transfer {
-    /// vLLM's NIXL connector: parameters come back with the prefill response.
-    #[default]
-    Nixl,
-    /// SGLang: both pods get the same bootstrap room, at the same time.
-    Bootstrap,
-    /// Both read and write one store; requests carry nothing.
-    SharedStorage,
-    /// Mooncake: both get a transfer id, at the same time.
-    Mooncake,
-    /// TensorRT-LLM: `disaggregated_params` come back with the prefill response.
-    TensorRt,
-}
-
-impl Transfer {
-    /// When the receiving step starts.
-    #[must_use]
-    pub const fn start(self) -> Start {
-        match self {
-            Self::Bootstrap | Self::Mooncake => Start::Together,
-            Self::Nixl | Self::SharedStorage | Self::TensorRt => Start::After,
-        }
-    }
-
-    /// Whether the sending step must be told to stop after one token. SGLang's stops by itself.
-    #[must_use]
-    pub const fn cuts_prefill_short(self) -> bool {
-        !matches!(self, Self::Bootstrap)
-    }
-}
-
-/// The words of the protocols in YAML, each once: they are written, accepted and read from here.
-macro_rules! transfer_words {
-    ($($transfer:ident => $word:literal,)*) => {
-        impl Transfer {
-            /// All of them.
-            pub(crate) const WORDS: &[&str] = &[$($word),*];
-
-            /// Its word in YAML.
-            #[must_use]
-            pub const fn word(self) -> &'static str {
-                match self {
-                    $(Self::$transfer => $word,)*
-                }
-            }
-        }
-
-        impl yaml::FromValue for Transfer {
-            /// Never none for a parameter that takes one of [`Transfer::WORDS`].
-            fn from_value(value: &yaml::Value) -> Option<Self> {
-                match value {
-                    $(yaml::Value::Word($word) => Some(Self::$transfer),)*
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-transfer_words! {
-    Nixl => "nixl",
-    Bootstrap => "bootstrap",
-    SharedStorage => "shared_storage",
-    Mooncake => "mooncake",
-    TensorRt => "tensorrt",
+    /// Keep a part of the response for later steps. The response is not streamed.
+    Bring {
+        /// The name of the part.
+        part: String,
+        /// Where it is in the response, as a JSON pointer.
+        pointer: String,
+    },
+    /// Set a top-level field to what earlier steps have brought.
+    Fill {
+        /// The field.
+        field: String,
+        /// Its new value, in which every text `<part>` stands for that part.
+        template: Value,
+    },
 }
 
 /// Something unusual about a decision.
@@ -322,6 +258,22 @@ pub enum SkippedBecause {
     NoPod,
     /// It transfers the KV of one prompt, and the request has several.
     SeveralPrompts,
+}
+
+impl PlanStep {
+    /// Whether its response is read as a whole and never streamed.
+    #[must_use]
+    pub fn is_read_whole(&self) -> bool {
+        let whole = |it: &Mutation| matches!(it, Mutation::PrefillOnly | Mutation::Bring { .. });
+        self.mutations.iter().any(whole)
+    }
+
+    /// Whether an earlier step writes a part of its request, so that the prompt may not be the
+    /// client's.
+    #[must_use]
+    pub fn is_rewritten(&self) -> bool {
+        self.mutations.iter().any(|it| matches!(it, Mutation::Fill { .. }))
+    }
 }
 
 impl Hold {
@@ -410,6 +362,8 @@ impl Mutation {
             Self::OfferKv(transfer) => json!({"offer_kv": transfer.word()}),
             Self::TakeKv(transfer) => json!({"take_kv": transfer.word()}),
             Self::Set { field, value } => json!({"set": {field.as_str(): value}}),
+            Self::Bring { part, pointer } => json!({"bring": {part.as_str(): pointer}}),
+            Self::Fill { field, template } => json!({"fill": {field.as_str(): template}}),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::slot::{
 };
 use crate::stage::{ConfiguredFilter, Prepare, Preparing, Rejection};
 use crate::wait_queue::{QueueRules, Tenant};
-use crate::workflow::WorkflowStep;
+use crate::workflow::{Bind, WorkflowStep};
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
 pub struct Profile {
@@ -137,6 +137,18 @@ impl Profile {
     #[must_use]
     pub const fn looks_up(&self) -> bool {
         self.blocks.is_some()
+    }
+
+    /// Whether its plans are what a simulation can run: one call, or a prefill whose KV a second call
+    /// takes, with both pods chosen with the plan.
+    #[must_use]
+    pub fn is_one_call_or_handover(&self) -> bool {
+        let is_early = |step: &WorkflowStep| step.rules.bind == Bind::Early;
+        match &self.steps[..] {
+            [only] => is_early(only),
+            [prefill, decode] => prefill.rules.offers_kv() && is_early(prefill) && is_early(decode),
+            _ => false,
+        }
     }
 
     /// How it treats pods without events; none if it does not look prompts up.

@@ -11,6 +11,7 @@ use crate::models::Models;
 use crate::plugin::{Blueprint, Plugin, Registry};
 use crate::profile::HOLD;
 use crate::stage::{Scale, Stage, WhenEmpty};
+use crate::transfer::{TRANSFER, Transfer};
 use crate::workflow::{PREFILL_DECODE, STEP};
 
 const HEAD: &str = "\
@@ -48,6 +49,16 @@ impl Registry {
         parameter_table(STEP, &mut page);
         page.push_str("\n### prefill_decode\n\nAlso takes `prefill` and `decode`, each with the parameters of a step.\n");
         parameter_table(PREFILL_DECODE, &mut page);
+        let words: Vec<_> =
+            Transfer::built_in().iter().map(|transfer| format!("`{}`", transfer.word())).collect();
+        let _ = write!(
+            page,
+            "\n## transfers\n\nTransfer protocols of the profile's own, beside the built-in ones ({}), which are written the same way: \
+             `transfers: {{name: {{…}}}}`. In a template, a text `<name>` stands for a value; inside of a longer text, for the text of the value; and the \
+             value of the key `<<` is an object that the other keys change.\n",
+            words.join(", ")
+        );
+        parameter_table(TRANSFER, &mut page);
         page.push_str(
             "\n## hold\n\nA request waits if the chosen pod does not pass every filter in `unless`, \
              or if a filter with `on_empty: hold` drops every pod.\n",

@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use wornpath_blocks::EncodeLimits;
+use wornpath_blocks::{EncodeLimits, EngineRules};
 use wornpath_index::{Moment, PodId};
 
 use crate::fleet::FleetPod;
@@ -24,6 +24,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// Whether it has further prompts, all for one engine.
     pub has_prompt_list: bool,
+    /// How its prompt is read.
+    pub reading: PromptReading,
     /// How far its prompt is tokenized. A prompt beyond these limits is routed without its tokens.
     pub encode_limits: EncodeLimits,
     /// The limit of generated tokens, if it sets one.
@@ -137,6 +139,45 @@ pub enum Prompt {
 impl Default for Prompt {
     fn default() -> Self {
         Self::Tokens(Vec::new())
+    }
+}
+
+/// The client API by whose rules a prompt is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PromptApi {
+    /// OpenAI's chats, and completions.
+    #[default]
+    Chat,
+    /// OpenAI's responses.
+    Responses,
+    /// Anthropic's messages.
+    Messages,
+}
+
+/// How the prompt of a request is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PromptReading {
+    /// Whose rules apply; none if the pods of the model follow different ones.
+    pub engine: Option<EngineRules>,
+    /// The API.
+    pub api: PromptApi,
+    /// Whether the last message is to be continued, for APIs in which it says so itself.
+    pub continues: bool,
+    /// Whether all engines convert it to the same chat, for APIs that engines convert to chats.
+    pub is_plain: bool,
+    /// Whether it has something whose effect on the prompt is not known.
+    pub is_unknown: bool,
+}
+
+impl Default for PromptReading {
+    fn default() -> Self {
+        Self {
+            engine: Some(EngineRules::default()),
+            api: PromptApi::default(),
+            continues: false,
+            is_plain: false,
+            is_unknown: false,
+        }
     }
 }
 

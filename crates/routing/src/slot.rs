@@ -284,6 +284,13 @@ impl BlockHashes {
     pub const fn uncached_tokens(&self, depth: u32) -> u64 {
         self.prompt_tokens.saturating_sub(depth as usize * self.block_tokens) as u64
     }
+
+    /// Blocks that need not be computed if they are cached: engines always compute the last token,
+    /// and with it its whole block.
+    #[must_use]
+    pub fn countable_blocks(&self) -> usize {
+        self.prompt_tokens.saturating_sub(1) / self.block_tokens.max(1)
+    }
 }
 
 impl Slot for BlockHashes {

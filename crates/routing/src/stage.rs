@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use wornpath_index::{BlockLocation, Index, Moment, PodId};
+use wornpath_index::{BlockLocation, Index, Moment, PodId, Tier};
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::models::Untokenized;
@@ -87,6 +87,16 @@ pub trait Score: Send + Sync {
 
     /// The predicted time to first token on a pod, if the scorer predicts it.
     fn first_token(&self, _decision: &Decision<'_>, _candidate: Candidate) -> Option<Duration> {
+        None
+    }
+
+    /// The same if all cached blocks were on the GPU: what a request takes beyond it is the time to
+    /// load them from slower tiers.
+    fn first_token_without_loads(
+        &self,
+        _decision: &Decision<'_>,
+        _candidate: Candidate,
+    ) -> Option<Duration> {
         None
     }
 
@@ -277,6 +287,22 @@ impl<'a> Decision<'a> {
     pub fn held(&self, handle: &HeldDepth) -> Option<HeldBlocks<'a>> {
         let prompt = self.slots.read(&handle.blocks)?;
         Some(HeldBlocks { prompt, depths: self.depths })
+    }
+
+    /// Tokens of the prompt that a pod holds on each tier, in the order of [`Tier::ALL`], and need
+    /// not compute. Takes the pod's lock: for the best few candidates only.
+    pub fn held_tokens_by_tier(
+        &self,
+        handle: &HeldDepth,
+        pod: &FleetPod,
+    ) -> [u64; Tier::ALL.len()] {
+        let Some(held) = self.held(handle) else { return Default::default() };
+        let prompt = held.prompt();
+        let counted = (held.depth(pod) as usize).min(prompt.countable_blocks());
+        let blocks = &prompt.chain[..counted.min(prompt.chain.len())];
+        // A pod that was removed since the lookup holds nothing.
+        let counts = self.index.blocks_by_tier(pod.id(), blocks).unwrap_or_default();
+        counts.map(|count| (count * prompt.block_tokens) as u64)
     }
 
     /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for

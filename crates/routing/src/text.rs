@@ -4,15 +4,18 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use wornpath_blocks::chat::{
-    ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError, WallTime,
+    CallOrder, ChatTemplate, ChatTurn, Conversation, Extent, PromptEnding, Rendered, TemplateError,
+    WallTime,
 };
-use wornpath_blocks::{EncodeStop, HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError};
+use wornpath_blocks::{
+    EncodeStop, EngineRules, HashKey, SpecialTokens, TokenCache, Tokenizer, TokenizerError,
+};
 
 use crate::messages::{Messages, Walk, WrittenSpan};
 use crate::models::{Tokenize, TokenizeError, Untokenized};
-use crate::request::{Prompt, Request};
+use crate::request::{Prompt, PromptApi, Request};
 
 /// The size of the token cache: thousands of long prompts.
 const CACHE_BYTES: usize = 64 << 20;
@@ -32,12 +35,12 @@ pub struct TextTokenizer {
     template: Option<ChatTemplate>,
 }
 
-/// The parts of [`Prompt::Chat`].
-#[derive(Clone, Copy)]
+/// A chat as an engine reads it.
 struct Chat<'a> {
-    messages: &'a Messages,
-    tools: Option<&'a [Value]>,
-    kwargs: Option<&'a Map<String, Value>>,
+    messages: Cow<'a, Messages>,
+    tools: Option<Cow<'a, [Value]>>,
+    kwargs: Cow<'a, Map<String, Value>>,
+    engine: EngineRules,
 }
 
 impl TextTokenizer {
@@ -49,25 +52,81 @@ impl TextTokenizer {
         Self { cache, template }
     }
 
+    /// Tokenizes a prompt as an engine does.
+    fn encode_for(
+        &self,
+        request: &Request,
+        engine: EngineRules,
+        tokens: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
+        let start = tokens.len();
+        let framing = match &request.prompt {
+            Prompt::Tokens(ids) => {
+                tokens.extend_from_slice(ids);
+                SpecialTokens::InText
+            }
+            Prompt::Text(text) => {
+                let framing = framing(request, engine).unwrap_or(SpecialTokens::Added);
+                self.cache.encode_within(text, framing, request.encode_limits, tokens)?;
+                framing
+            }
+            Prompt::Chat { messages, tools, .. } => {
+                let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
+                if engine == EngineRules::Vllm && template.is_of_harmony() {
+                    return Err(TokenizeError::UnknownReading);
+                }
+                if let Some(ids) = input_ids(request, engine) {
+                    tokens.extend(ids);
+                    return Ok(());
+                }
+                let merges = engine == EngineRules::Vllm
+                    && request.reading.api == PromptApi::Messages
+                    && template.needs_leading_system();
+                let chat = Chat {
+                    messages: if merges { merge_system(messages) } else { Cow::Borrowed(messages) },
+                    tools: request.tools_of(tools.as_deref(), engine),
+                    kwargs: request.template_arguments(engine, || template.disabled_effort()),
+                    engine,
+                };
+                // A template writes its special tokens itself.
+                let framing = framing(request, engine).unwrap_or(SpecialTokens::InText);
+                self.encode_chat(request, &chat, framing, tokens)?;
+                framing
+            }
+        };
+        if let Some(truncation) = request.truncation(engine) {
+            let mut own = tokens.split_off(start);
+            let tokenizer = self.cache.tokenizer();
+            let around = match framing {
+                SpecialTokens::Added => tokenizer.special_tokens_around(),
+                SpecialTokens::InText => (0, 0),
+            };
+            truncation.apply(&mut own, around.0, around.1);
+            tokens.append(&mut own);
+        }
+        Ok(())
+    }
+
     /// Tokenizes a chat; from the bytes of the body, without parsing the messages, if the template
     /// allows.
     fn encode_chat(
         &self,
         request: &Request,
-        chat: Chat<'_>,
+        chat: &Chat<'_>,
+        framing: SpecialTokens,
         tokens: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
-        let Chat { messages, tools, kwargs } = chat;
+        let Chat { messages, tools, kwargs, engine } = chat;
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
-        // A template writes its special tokens itself.
-        let framing = framing(&request.fields).unwrap_or(SpecialTokens::InText);
         let limits = request.encode_limits;
+        let ending = ending(request, *engine);
         if tools.is_none()
             && let Some(turns) = turns(messages)
+            && may_fill_in(&turns, *engine)
         {
             let mut text = PROMPT.take();
             text.clear();
-            let is_known = template.fill_in(&turns, ending(&request.fields), kwargs, &mut text);
+            let is_known = template.fill_in(&turns, ending, Some(&**kwargs), &mut text);
             let encoded =
                 is_known.then(|| self.cache.encode_within(&text, framing, limits, tokens));
             if text.capacity() <= KEPT_BYTES {
@@ -77,17 +136,31 @@ impl TextTokenizer {
                 return Ok(encoded?);
             }
         }
-        let conversation = Conversation { tools, kwargs, ..conversation(request, messages) };
-        let rendered = template.render(&conversation);
-        let Rendered { text, extent } =
-            rendered.map_err(|error| TokenizeError::NotRendered(template_cause(error)))?;
-        let encoded = match extent {
-            Extent::Whole => self.cache.encode_within(&text, framing, limits, tokens),
-            Extent::BeforePart => {
-                self.cache.tokenizer().encode_beginning(&text, framing, limits, tokens)
-            }
+        let conversation = Conversation {
+            messages: &messages[..],
+            tools: tools.as_deref(),
+            ending,
+            kwargs: Some(&**kwargs),
+            engine: *engine,
+            calls: match request.reading.api {
+                PromptApi::Responses => CallOrder::Written,
+                _ => CallOrder::Engine,
+            },
+            now: WallTime(i64::try_from(request.wall).unwrap_or_default()),
         };
-        Ok(encoded?)
+        let rendered = template.render(&conversation);
+        let Rendered { text, extent, continued } =
+            rendered.map_err(|error| TokenizeError::NotRendered(template_cause(error)))?;
+        match extent {
+            Extent::Whole => self.cache.encode_within(&text, framing, limits, tokens)?,
+            Extent::BeforePart => {
+                self.cache.tokenizer().encode_beginning(&text, framing, limits, tokens)?;
+            }
+        }
+        if let Some(text) = continued {
+            self.cache.encode_within(&text, SpecialTokens::InText, limits, tokens)?;
+        }
+        Ok(())
     }
 }
 
@@ -115,45 +188,79 @@ fn template_cause(error: TemplateError) -> String {
     }
 }
 
-/// The conversation at the request's time, with the prompt ending that the request sets.
-fn conversation<'a>(request: &Request, messages: &'a [Value]) -> Conversation<'a> {
-    let now = WallTime(i64::try_from(request.wall).unwrap_or_default());
-    Conversation { ending: ending(&request.fields), now, ..Conversation::new(messages) }
-}
-
-/// The prompt ending that the client sets, by the fields of vLLM and SGLang.
-fn ending(fields: &Map<String, Value>) -> PromptEnding {
-    let flag = |field: &str| fields.get(field).and_then(Value::as_bool);
+/// The prompt ending that the client sets.
+fn ending(request: &Request, engine: EngineRules) -> PromptEnding {
+    if request.reading.api != PromptApi::Chat {
+        return match request.reading.continues {
+            true => PromptEnding::InsideLastMessage,
+            false => PromptEnding::GenerationPrompt,
+        };
+    }
+    let flag = |field: &str| request.fields.get(field).and_then(Value::as_bool);
     match (flag("continue_final_message"), flag("add_generation_prompt")) {
         (Some(true), _) => PromptEnding::InsideLastMessage,
-        (_, Some(false)) => PromptEnding::LastMessage,
+        (_, Some(false)) if engine == EngineRules::Vllm => PromptEnding::LastMessage,
         _ => PromptEnding::GenerationPrompt,
     }
 }
 
-/// The special tokens around the prompt, if the client sets them.
-fn framing(fields: &Map<String, Value>) -> Option<SpecialTokens> {
-    let is_framed = fields.get("add_special_tokens")?.as_bool()?;
+/// The special tokens around the prompt, if the client or the API sets them.
+fn framing(request: &Request, engine: EngineRules) -> Option<SpecialTokens> {
+    if engine != EngineRules::Vllm {
+        return None;
+    }
+    match request.reading.api {
+        PromptApi::Chat => {}
+        // vLLM puts them around a response's prompt although the template writes them too.
+        PromptApi::Responses => return Some(SpecialTokens::Added),
+        PromptApi::Messages => return None,
+    }
+    let is_framed = request.fields.get("add_special_tokens")?.as_bool()?;
     Some(if is_framed { SpecialTokens::Added } else { SpecialTokens::InText })
+}
+
+/// The tokens that SGLang takes in place of a chat.
+fn input_ids(request: &Request, engine: EngineRules) -> Option<Vec<u32>> {
+    if engine != EngineRules::Sglang || request.reading.api != PromptApi::Chat {
+        return None;
+    }
+    let ids = request.fields.get("input_ids")?.as_array()?;
+    ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+/// The system messages of a conversation as one message at its start.
+fn merge_system(messages: &Messages) -> Cow<'_, Messages> {
+    let is_system = |message: &&Value| message["role"] == "system";
+    if messages.iter().skip(1).all(|message| !is_system(&message)) {
+        return Cow::Borrowed(messages);
+    }
+    let system = messages.iter().filter(is_system);
+    let text: String = system.filter_map(|message| message["content"].as_str()).collect();
+    let others = messages.iter().filter(|message| !is_system(message)).cloned();
+    let system = json!({"role": "system", "content": text});
+    Cow::Owned(std::iter::once(system).chain(others).collect())
+}
+
+/// Whether an engine renders these turns alike wherever the text around them is known. SGLang makes
+/// the user's what the assistant said last.
+fn may_fill_in(turns: &[ChatTurn<'_>], engine: EngineRules) -> bool {
+    engine == EngineRules::Vllm || turns.last().is_none_or(|turn| turn.role != "assistant")
 }
 
 impl Tokenize for TextTokenizer {
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        match &request.prompt {
-            Prompt::Tokens(ids) => {
-                tokens.extend_from_slice(ids);
-                Ok(())
-            }
-            Prompt::Text(text) => {
-                let framing = framing(&request.fields).unwrap_or(SpecialTokens::Added);
-                Ok(self.cache.encode_within(text, framing, request.encode_limits, tokens)?)
-            }
-            Prompt::Chat { messages, tools, kwargs } => {
-                let tools = tools.as_deref();
-                let kwargs = kwargs.as_ref();
-                self.encode_chat(request, Chat { messages, tools, kwargs }, tokens)
-            }
+        if request.has_unknown_reading() {
+            return Err(TokenizeError::UnknownReading);
         }
+        if let Some(engine) = request.reading.engine {
+            return self.encode_for(request, engine, tokens);
+        }
+        // Pods of both kinds: a prompt that they read differently has no tokens of its own.
+        let start = tokens.len();
+        self.encode_for(request, EngineRules::Vllm, tokens)?;
+        let mut other = Vec::new();
+        self.encode_for(request, EngineRules::Sglang, &mut other)?;
+        if tokens[start..] == other { Ok(()) } else { Err(TokenizeError::UnknownReading) }
     }
 }
 
@@ -210,8 +317,11 @@ mod tests {
         let messages = [json!({"role": "assistant", "content": "so"})];
         let rendered = |fields: Value| {
             let fields = fields.as_object().unwrap().clone();
-            let request = Request { fields, wall: 1_800_000_000, ..Request::default() };
-            template.render(&conversation(&request, &messages)).unwrap().text
+            let request = Request { fields, ..Request::default() };
+            let ending = ending(&request, EngineRules::Vllm);
+            let now = WallTime(1_800_000_000);
+            let conversation = Conversation { ending, now, ..Conversation::new(&messages) };
+            template.render(&conversation).unwrap().text
         };
         assert_eq!(rendered(json!({})), "2027 so>");
         assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
@@ -292,7 +402,10 @@ mod tests {
 
     #[test]
     fn special_tokens_are_as_the_client_says() {
-        let set = |fields: Value| framing(fields.as_object().unwrap());
+        let set = |fields: Value| {
+            let fields = fields.as_object().unwrap().clone();
+            framing(&Request { fields, ..Request::default() }, EngineRules::Vllm)
+        };
         assert_eq!(set(json!({})), None);
         assert_eq!(set(json!({"add_special_tokens": null})), None);
         assert_eq!(set(json!({"add_special_tokens": false})), Some(SpecialTokens::InText));

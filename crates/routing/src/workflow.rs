@@ -3,6 +3,7 @@
 //! There is one mechanism, a list of steps; `single` and `prefill_decode` are shorthands for lists.
 //! A step can be left out when too little of the prompt is uncached to be worth it.
 
+mod parts;
 mod read;
 
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(crate) enum SelectorPlace {
 pub(crate) struct StepDraft {
     pub(crate) name: Name,
     pub(crate) span: Span,
+    /// Of `needs` or `brings`.
+    pub(crate) parts_span: Span,
     pub(crate) role_span: Span,
     pub(crate) selector: SelectorPlace,
     pub(crate) selector_span: Span,
@@ -93,17 +96,25 @@ impl StepRules {
         let start = if self.start == Start::Together { "together" } else { "after" };
         all.push(format!("start: {start}"));
         all.extend(self.min_uncached_tokens.map(|least| format!("min_uncached_tokens: {least}")));
-        let mut fields = Vec::new();
+        let [mut fields, mut brought, mut filled] = [(); 3].map(|()| Vec::new());
         for mutation in &self.mutations {
             match mutation {
                 Mutation::PrefillOnly => all.push("prefill_only: true".to_owned()),
                 Mutation::OfferKv(transfer) => all.push(format!("offers: {}", transfer.word())),
                 Mutation::TakeKv(transfer) => all.push(format!("takes: {}", transfer.word())),
                 Mutation::Set { field, value } => fields.push((field.clone(), value.clone())),
+                Mutation::Bring { part, pointer } => {
+                    brought.push((part.clone(), pointer.as_str().into()));
+                }
+                Mutation::Fill { field, template } => {
+                    filled.push((field.clone(), template.clone()));
+                }
             }
         }
-        if !fields.is_empty() {
-            all.push(format!("set: {}", Value::Fields(fields)));
+        for (name, fields) in [("set", fields), ("brings", brought), ("needs", filled)] {
+            if !fields.is_empty() {
+                all.push(format!("{name}: {}", Value::Fields(fields)));
+            }
         }
         all.extend(self.cache_hint.iter().map(|field| format!("cache_hint: {field}")));
         all.push(format!("speculate: {}", self.speculates));

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use wornpath_planner::{CascadeRates, ContextRead, DecodeBatch, DecodeRates};
 
 /// Milliseconds per unit of work. Fields that a profile leaves out are zero.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -99,29 +100,40 @@ impl StepCost {
                 + self.per_past_token * load.past_tokens as f64;
         }
         if load.sequences > 0 {
-            time += self.per_sequence * load.sequences as f64 + self.decode_attention(load);
+            time += self.per_sequence * load.sequences as f64 + self.read(load).milliseconds;
         }
         time
     }
 
-    /// The cheaper of the two ways to read the contexts.
-    fn decode_attention(&self, load: &StepLoad) -> f64 {
-        let plain = self.read_time(load.context_tokens, load.longest_context);
-        let shared = load.shared_prefix;
-        match self.cascade {
-            Some(cascade)
-                if load.sequences >= cascade.least_sequences && shared >= cascade.least_tokens =>
-            {
-                let own = load.context_tokens.saturating_sub(load.sequences * shared);
-                let rest = self.read_time(own, load.longest_context.saturating_sub(shared));
-                plain.min(cascade.base + cascade.per_shared_token * shared as f64 + rest)
-            }
-            _ => plain,
-        }
+    /// How a step reads the contexts of its decoding sequences.
+    #[must_use]
+    pub fn read(&self, load: &StepLoad) -> ContextRead {
+        // The limits of the engine play no part in a step that runs.
+        self.decode_rates(usize::MAX, usize::MAX).read(&DecodeBatch {
+            sequences: load.sequences,
+            context_tokens: load.context_tokens,
+            longest_context: load.longest_context,
+            shared_tokens: load.shared_prefix,
+        })
     }
 
-    fn read_time(&self, all: usize, longest: usize) -> f64 {
-        (self.per_context_token * all as f64).max(self.per_longest_token * longest as f64)
+    /// The times of decode steps for the planner, on an engine of this size.
+    #[must_use]
+    pub fn decode_rates(&self, max_sequences: usize, kv_tokens: usize) -> DecodeRates {
+        DecodeRates {
+            step: self.base,
+            per_sequence: self.per_sequence,
+            per_context_token: self.per_context_token,
+            per_longest_token: self.per_longest_token,
+            cascade: self.cascade.map(|cascade| CascadeRates {
+                step: cascade.base,
+                per_shared_token: cascade.per_shared_token,
+                least_sequences: cascade.least_sequences,
+                least_tokens: cascade.least_tokens,
+            }),
+            max_sequences,
+            kv_tokens,
+        }
     }
 }
 

@@ -51,6 +51,8 @@ pub struct EngineSettings {
     pub kv_tokens: Option<usize>,
     /// KV capacity of host memory in tokens, as a second tier; zero disables the tier.
     pub host_tokens: usize,
+    /// KV capacity of a disk in tokens, as a third tier; zero disables the tier.
+    pub disk_tokens: usize,
     /// When a waiting request is admitted.
     pub admission: EngineAdmission,
     /// Which tokens are reported.
@@ -60,12 +62,13 @@ pub struct EngineSettings {
 }
 
 impl Default for EngineSettings {
-    /// Blocks of 16 tokens and no host tier, at the profile's size and speed.
+    /// Blocks of 16 tokens and no other tier than the device, at the profile's size and speed.
     fn default() -> Self {
         Self {
             block_size: const { NonZeroUsize::new(16).expect("16 is not zero") },
             kv_tokens: None,
             host_tokens: 0,
+            disk_tokens: 0,
             admission: EngineAdmission::default(),
             tokens: TokenReports::default(),
             slowdown: 1.0,
@@ -90,6 +93,41 @@ pub struct EngineLoad {
     pub hit_tokens: u64,
     /// Preemptions so far.
     pub preemptions: u64,
+    /// What decode steps have read so far.
+    pub kv_reads: KvReads,
+}
+
+/// What decode steps have read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KvReads {
+    /// Steps in which a sequence decoded.
+    pub steps: u64,
+    /// Those of them that read a shared prefix once for all sequences.
+    pub cascade_steps: u64,
+    /// Tokens of context that all of them read.
+    pub tokens: u64,
+}
+
+impl KvReads {
+    /// Tokens of context per decode step.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> f64 {
+        self.tokens as f64 / self.steps.max(1) as f64
+    }
+
+    /// The share of decode steps that read a shared prefix once.
+    #[must_use]
+    pub fn cascade_share(&self) -> f64 {
+        self.cascade_steps as f64 / self.steps.max(1) as f64
+    }
+}
+
+impl std::ops::AddAssign for KvReads {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.cascade_steps += other.cascade_steps;
+        self.tokens += other.tokens;
+    }
 }
 
 /// A chunk of a prompt in the current step.
@@ -122,6 +160,7 @@ pub struct SimEngine {
     block_size: usize,
     device: BlockPool,
     host: BlockPool,
+    disk: BlockPool,
     now: Duration,
     sequences: Sequences,
     /// Submitted requests and when they enter the waiting queue.
@@ -160,6 +199,7 @@ impl SimEngine {
             block_size,
             device: BlockPool::new((device_tokens / block_size).max(1)),
             host: BlockPool::new(settings.host_tokens / block_size),
+            disk: BlockPool::new(settings.disk_tokens / block_size),
             now: Duration::ZERO,
             sequences: Sequences::default(),
             arriving: VecDeque::new(),
@@ -197,19 +237,21 @@ impl SimEngine {
         Ok(())
     }
 
-    /// Cancels a request in any state and frees its blocks; what it computed stays cached. The
-    /// current step keeps its length.
-    pub fn cancel(&mut self, request: RequestId) {
+    /// Cancels a request in any state, at `now`, and frees its blocks; what it computed stays
+    /// cached. The current step keeps its length.
+    pub fn cancel(&mut self, now: Duration, request: RequestId) {
         if let Some(slot) = self.sequences.find(request) {
             self.leave_queues(slot);
             let sequence = self.sequences.remove(slot);
             self.release(&sequence);
         }
-        self.release_lease(request);
+        self.release_lease(now, request);
     }
 
-    /// Ends a lease: the other engine has fetched the blocks. Returns whether there was one.
-    pub fn release_lease(&mut self, request: RequestId) -> bool {
+    /// Ends a lease at `now`: the other engine has fetched the blocks. Returns whether there was
+    /// one.
+    pub fn release_lease(&mut self, now: Duration, request: RequestId) -> bool {
+        self.now = now.max(self.now);
         let Some(index) = self.leases.iter().position(|lease| lease.request == request) else {
             return false;
         };
@@ -225,6 +267,7 @@ impl SimEngine {
     pub fn clear_cache(&mut self) -> Result<(), usize> {
         self.device.clear().map_err(|in_use| in_use.0)?;
         self.host = BlockPool::new(self.host.capacity());
+        self.disk = BlockPool::new(self.disk.capacity());
         self.cleared = true;
         Ok(())
     }
@@ -240,10 +283,22 @@ impl SimEngine {
         if self.step_end.is_some() {
             return self.step_end;
         }
+        if self.may_admit() {
+            return Some(self.now);
+        }
         let arrival = self.arriving.front().map(|(time, _)| *time);
         let loaded = self.loading.iter().map(|(time, _)| *time).min();
         let lease = self.leases.iter().map(|lease| lease.expires).min();
         [arrival, loaded, lease].into_iter().flatten().min()
+    }
+
+    /// Whether blocks were released since the first waiting request did not fit.
+    fn may_admit(&self) -> bool {
+        let has_room = self.running.len() + self.loading.len() < self.profile.max_sequences();
+        self.waiting.front().is_some_and(|slot| {
+            let head = BlockedHead { slot: *slot, pool_version: self.device.version() };
+            has_room && self.blocked != Some(head)
+        })
     }
 
     /// Advances virtual time to `now` and appends what happened to `outputs`, in order.
@@ -289,6 +344,11 @@ impl SimEngine {
 
     fn emit(&self, outputs: &mut Vec<Output>, outcome: SimOutcome) {
         outputs.push(Output { at: self.now, outcome });
+    }
+
+    /// The pool of a tier below the device.
+    fn lower_tier(&mut self, tier: Tier) -> &mut BlockPool {
+        if tier == Tier::Disk { &mut self.disk } else { &mut self.host }
     }
 
     /// Reports the blocks that allocations have evicted from the device since the last call.

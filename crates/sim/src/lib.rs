@@ -47,6 +47,6 @@ pub mod sizing;
 pub mod vllm_hash;
 
 pub use cost::{Cascade, StepCost, StepLoad};
-pub use engine::{EngineAdmission, EngineLoad, EngineSettings, SimEngine, TokenReports};
+pub use engine::{EngineAdmission, EngineLoad, EngineSettings, KvReads, SimEngine, TokenReports};
 pub use profile::{EngineProfile, EngineProfileError};
 pub use request::{Output, PromptSource, RequestId, SimOutcome, SimRefused, SimRequest};

@@ -7,7 +7,7 @@ mod bound;
 
 pub use bound::{ThroughputBound, least_time, rates};
 
-use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
+use crate::engine::{EngineAdmission, EngineSettings, KvReads, SimEngine};
 use crate::profile::EngineProfile;
 use crate::replay::{Trace, TraceTurn};
 use crate::request::{Output, PromptSource, RequestId, SimOutcome, SimRefused, SimRequest};
@@ -43,6 +43,8 @@ pub struct OfflineResult {
     pub makespan: Duration,
     /// Prompt tokens that were computed instead of found in a cache.
     pub computed_tokens: u64,
+    /// What decode steps read.
+    pub kv_reads: KvReads,
 }
 
 /// When and where a request ran.
@@ -105,17 +107,33 @@ pub fn run_recorded(
     engines: &OfflineEngines,
 ) -> Result<(OfflineResult, Vec<OfflineRecord>), SimRefused> {
     let mut fleet = OfflineFleet::new(trace, plan, engines);
-    for pod in 0..fleet.engines.len() {
-        fleet.fill(Duration::ZERO, pod)?;
+    fleet.fill_all(Duration::ZERO)?;
+    while fleet.step()?.is_some() {}
+    Ok(fleet.result())
+}
+
+impl OfflineFleet<'_> {
+    fn fill_all(&mut self, now: Duration) -> Result<(), SimRefused> {
+        (0..self.engines.len()).try_for_each(|pod| self.fill(now, pod))
     }
-    while let Some(Reverse((now, pod))) = fleet.wakeups.pop() {
-        if fleet.next_wakeup[pod] == Some(now) {
-            fleet.advance(now, pod)?;
+
+    /// Advances the engine that wakes up next. Returns the time; none if all have finished.
+    fn step(&mut self) -> Result<Option<Duration>, SimRefused> {
+        let Some(Reverse((now, pod))) = self.wakeups.pop() else { return Ok(None) };
+        if self.next_wakeup[pod] == Some(now) {
+            self.advance(now, pod)?;
         }
+        Ok(Some(now))
     }
-    let loads = fleet.engines.iter().map(SimEngine::load);
-    let computed_tokens = loads.map(|load| load.prompt_tokens - load.hit_tokens).sum();
-    Ok((OfflineResult { makespan: fleet.end, computed_tokens }, fleet.records))
+
+    fn result(self) -> (OfflineResult, Vec<OfflineRecord>) {
+        let mut result = OfflineResult { makespan: self.end, ..OfflineResult::default() };
+        for load in self.engines.iter().map(SimEngine::load) {
+            result.computed_tokens += load.prompt_tokens - load.hit_tokens;
+            result.kv_reads += load.kv_reads;
+        }
+        (result, self.records)
+    }
 }
 
 struct OfflineFleet<'a> {
@@ -191,6 +209,7 @@ impl<'a> OfflineFleet<'a> {
             running: load.running,
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
+            kv_tokens: None,
         });
         self.next_wakeup[pod] = None;
         self.fill(now, pod)

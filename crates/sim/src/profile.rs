@@ -31,6 +31,8 @@ pub struct EngineProfile {
     #[serde(default = "default_sequences")]
     max_sequences: usize,
     host_gigabytes_per_second: f64,
+    #[serde(default = "default_disk_rate")]
+    disk_gigabytes_per_second: f64,
     network_gigabytes_per_second: f64,
     step_ms: StepCost,
 }
@@ -47,6 +49,11 @@ const fn default_step_tokens() -> usize {
 
 const fn default_sequences() -> usize {
     256
+}
+
+/// Sequential reads of one NVMe drive on PCIe 4, as in data sheets.
+const fn default_disk_rate() -> f64 {
+    7.0
 }
 
 /// A profile that cannot be used.
@@ -142,6 +149,7 @@ impl EngineProfile {
         }
         let rates = [
             ("host_gigabytes_per_second", self.host_gigabytes_per_second),
+            ("disk_gigabytes_per_second", self.disk_gigabytes_per_second),
             ("network_gigabytes_per_second", self.network_gigabytes_per_second),
         ];
         for (field, value) in rates {
@@ -227,6 +235,13 @@ impl EngineProfile {
         &self.step_ms
     }
 
+    /// The same engine with cascade attention switched off.
+    #[must_use]
+    pub fn without_cascade(&self) -> Self {
+        let step_ms = StepCost { cascade: None, ..self.step_ms };
+        Self { step_ms, ..self.clone() }
+    }
+
     /// The time that a request takes outside of its steps.
     #[must_use]
     pub fn request_time(&self) -> Duration {
@@ -237,6 +252,12 @@ impl EngineProfile {
     #[must_use]
     pub fn host_time(&self, tokens: usize) -> Duration {
         self.copy_time(tokens, self.host_gigabytes_per_second)
+    }
+
+    /// The time to copy `tokens` from disk to the device.
+    #[must_use]
+    pub fn disk_time(&self, tokens: usize) -> Duration {
+        self.copy_time(tokens, self.disk_gigabytes_per_second)
     }
 
     /// The time to transfer `tokens` from another engine.

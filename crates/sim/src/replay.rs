@@ -5,13 +5,15 @@
 //! only the engines and the clock are simulated. A [`RequestRecord`] describes each request, a
 //! [`Summary`] all of them.
 //!
-//! Limits: engines admit a request when prompt and output fit, so none is preempted; outputs are
-//! not cached, because traces do not contain them; the router sees engines' metrics without delay,
-//! and does not see contexts grow while they decode.
+//! Limits: engines admit a request when prompt and output fit, so none is preempted; a reply is
+//! cached only where the next turn of its session names its blocks ([`Trace::replies`]); the router
+//! sees engines' metrics without delay, and does not see contexts grow while they decode.
 
 mod background;
 mod block_sizes;
+mod fleet;
 mod inferred_block_size;
+mod replies;
 mod router;
 mod run;
 mod summary;
@@ -19,11 +21,12 @@ mod trace;
 
 pub use background::{BackgroundLoad, BackgroundResult};
 pub use block_sizes::BlockSizes;
+pub use fleet::ReplayFleet;
 pub use inferred_block_size::InferredBlockSize;
 pub use router::ProfileText;
 pub use run::{
-    ReplayFleet, RequestRecord, Watch, replay, replay_watched, replay_with_background,
-    replay_with_progress,
+    RequestRecord, Watch, replay, replay_watched, replay_with_background, replay_with_progress,
+    replay_with_reads,
 };
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Trace, TraceError, TraceStart, TraceTurn};

@@ -56,6 +56,8 @@ pub enum Takes {
     Numbers,
     /// A map from names to plain values, such as `{stream: false}`.
     Fields,
+    /// The same, with lists and maps among the values.
+    Trees,
     /// A value that its owner reads itself, such as a nested plugin; described by this text.
     Nested(&'static str),
 }
@@ -108,6 +110,7 @@ impl fmt::Display for Takes {
             Self::Texts => f.write_str("a list of texts"),
             Self::Numbers => f.write_str("a map from words to numbers of at least 0"),
             Self::Fields => f.write_str("a map from names to texts, numbers or flags"),
+            Self::Trees => f.write_str("a map from names to values"),
             Self::Nested(description) => f.write_str(description),
         }
     }
@@ -132,7 +135,7 @@ pub enum Value {
     Texts(Vec<String>),
     /// Of [`Takes::Numbers`].
     Numbers(Vec<(String, f64)>),
-    /// Of [`Takes::Fields`].
+    /// Of [`Takes::Fields`] and [`Takes::Trees`].
     Fields(Vec<(String, Json)>),
 }
 
@@ -156,6 +159,11 @@ impl Takes {
             (Self::Fields, Yaml::Map(entries)) => {
                 let field =
                     |(key, value): &(Node, Node)| Some((key.text()?.to_owned(), json(value)?));
+                entries.iter().map(field).collect::<Option<_>>().map(Value::Fields)
+            }
+            (Self::Trees, Yaml::Map(entries)) => {
+                let field =
+                    |(key, value): &(Node, Node)| Some((key.text()?.to_owned(), tree(value)?));
                 entries.iter().map(field).collect::<Option<_>>().map(Value::Fields)
             }
             (takes, Yaml::Scalar { text, quoted }) => takes.scalar(text, *quoted),
@@ -189,7 +197,7 @@ impl Takes {
                 words.iter().find(|word| **word == text).map(|word| Value::Word(word))
             }
             Self::Texts => Some(Value::Texts(vec![text.to_owned()])),
-            Self::Numbers | Self::Fields | Self::Nested(_) => None,
+            Self::Numbers | Self::Fields | Self::Trees | Self::Nested(_) => None,
         }
     }
 }
@@ -218,6 +226,18 @@ pub fn json(node: &Node) -> Option<Json> {
             Some(serde_json::from_str(text).unwrap_or_else(|_| Json::from(text.as_str())))
         }
         Yaml::List(_) | Yaml::Map(_) => None,
+    }
+}
+
+/// Any value as JSON, if the keys of its maps are text.
+fn tree(node: &Node) -> Option<Json> {
+    match &node.value {
+        Yaml::List(items) => items.iter().map(tree).collect::<Option<_>>().map(Json::Array),
+        Yaml::Map(entries) => {
+            let field = |(key, value): &(Node, Node)| Some((key.text()?.to_owned(), tree(value)?));
+            entries.iter().map(field).collect::<Option<_>>().map(Json::Object)
+        }
+        Yaml::Null | Yaml::Scalar { .. } => json(node),
     }
 }
 

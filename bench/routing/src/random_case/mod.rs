@@ -5,6 +5,7 @@ mod axes;
 mod capacity;
 mod judge;
 mod measure;
+mod routers;
 mod traffic;
 
 use crate::policy::Policy;
@@ -19,6 +20,7 @@ use std::time::Instant;
 use wornpath_sim::replay::{ProfileText, replay};
 
 pub(crate) use judge::{bars, rows, table};
+pub(crate) use routers::judge_routers;
 
 /// Half of the cases, by seed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -86,21 +86,21 @@ export function concerns({ pods, is_config_refused: refused }) {
   return said.sort(([one], [other]) => one.localeCompare(other));
 }
 
-function eventState({ events: { feed, trust, guess } }) {
-  if (!feed) return [h("span", { class: "quiet" }, guess ? "guessed" : trust), h("small", {}, "sends no events")];
+function eventState({ events: { feed, trust, guess }, precision }) {
+  if (!feed) return [h("span", { class: "warn", title: precision.reasons.join("; ") }, precision.mode), h("small", {}, guess ? "guessed from requests" : trust)];
   const kind = { live: "", waiting: "quiet", unsure: "warn", partial: "warn", stale: "bad", quarantined: "bad" }[feed.state];
   const lag = feed.lag ? `${count(feed.lag)} behind` : `heard ${duration(feed.age_seconds)} ago`;
   return [h("span", { class: kind }, feed.state), h("small", {}, feed.age_seconds === null ? "nothing heard yet" : lag)];
 }
 
 // Predicted and actual cached tokens, one above the other on one scale.
-function hits({ predictions: p }) {
+function hits({ predictions: p, precision }) {
   const leftOut = p.speculative ? `${count(p.speculative)} speculative ones are left out` : null;
   if (!p.checked) return [h("span", { class: "quiet", title: leftOut }, "–")];
   const most = Math.max(p.predicted_tokens, p.actual_tokens, 1);
   return [
-    h("span", {}, `${count(p.predicted_tokens)} / ${count(p.actual_tokens)}`),
-    h("span", { class: "pair", title: `predicted ${count(p.predicted_tokens)}, actual ${count(p.actual_tokens)} tokens over ${count(p.checked)} answers${leftOut ? `; ${leftOut}` : ""}` },
+    h("span", {}, `${precision.mode === "exact" ? "" : "~"}${count(p.predicted_tokens)} / ${count(p.actual_tokens)}`),
+    h("span", { class: "pair", title: `${precision.mode}: predicted ${count(p.predicted_tokens)}, actual ${count(p.actual_tokens)} tokens over ${count(p.checked)} answers${leftOut ? `; ${leftOut}` : ""}` },
       bar(p.predicted_tokens / most, "thin"), bar(p.actual_tokens / most, "thin saved")),
   ];
 }

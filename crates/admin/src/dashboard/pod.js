@@ -81,6 +81,14 @@ function predictions({ predictions: p }) {
     h("p", { class: "quiet" }, `${count(p.checked)} checked, ${count(p.speculative)} speculative ones left out.`));
 }
 
+function precision({ precision: p, engine, block_size: blocks }) {
+  const facts = [["Engine", engine.software ?? "does not say"], ["Tokenizer", p.tokenizer ?? "none: prompts are compared by their text"],
+    ["Tokens per block", blocks ? count(blocks.engine ?? blocks.index) : "–"], ["Cache", engine.kv_tokens ? `${count(engine.kv_tokens)} tokens` : "size unknown"]];
+  return h("section", { "data-key": "precision" }, h("h2", {}, p.mode === "exact" ? "Exact" : "Approximate"),
+    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    p.reasons.map((reason) => h("p", { class: "warn" }, `${reason[0].toUpperCase()}${reason.slice(1)}.`)));
+}
+
 function events({ events: { feed, guess, trust } }) {
   const facts = feed ? [
     ["Source", feed.sources.join(", ") || "–"], ["State", feed.state], ["Trusted as", trust], ["Confidence", percent(feed.confidence)],
@@ -131,6 +139,7 @@ export function drawPod(state, name, kindOf) {
     h("p", { class: "quiet" }, [pod.url, ...pod.models, ...pod.roles, ...Object.entries(pod.labels).map((label) => label.join("="))].join(" · ")),
     pod.speed.slow ? h("p", { class: "warn", role: "status" }, slowWords(pod)) : null,
     actions(state, pod), figures(pod), ranges(state), speeds(state, name), changes(state, name),
-    h("div", { class: "split" }, predictions(pod), events(pod)),
+    h("div", { class: "split" }, precision(pod), events(pod)),
+    predictions(pod),
     prefixes(page, name), decisions(page, name));
 }

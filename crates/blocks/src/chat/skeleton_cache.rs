@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use super::messages::is_changing;
 use super::template_analysis::{MAX_CONTENTS, TemplateAnalysis, next_placeholder};
 use super::{Conversation, PromptEnding};
+use crate::engine_rules::EngineRules;
 
 /// A message that has a role and a text, and nothing else.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,6 +34,7 @@ const SLOTS: usize = 1024;
 
 /// The skeletons of one template.
 pub(super) struct SkeletonCache {
+    source: String,
     analysis: TemplateAnalysis,
     hashing: RandomState,
     slots: Box<[SkeletonSlot]>,
@@ -66,6 +68,7 @@ impl SkeletonCache {
     pub(super) fn of(source: &str, syntax: SyntaxConfig) -> Option<Self> {
         let slots = std::iter::repeat_with(SkeletonSlot::default).take(SLOTS).collect();
         Some(Self {
+            source: source.to_owned(),
             analysis: TemplateAnalysis::of(source, syntax)?,
             hashing: RandomState::new(),
             slots,
@@ -73,14 +76,20 @@ impl SkeletonCache {
     }
 
     /// A query for a conversation, if it is simple enough: texts of well-known roles, and only
-    /// boolean `kwargs`.
+    /// boolean `kwargs` besides those that the template does not name.
     pub(super) fn query<'a>(
         &'a self,
         conversation: &Conversation<'a>,
     ) -> Option<SkeletonQuery<'a>> {
-        let Conversation { messages, tools: None, ending, kwargs, .. } = *conversation else {
+        let Conversation { messages, tools: None, ending, kwargs, engine, .. } = *conversation
+        else {
             return None;
         };
+        let ends_with_answer =
+            messages.last().is_some_and(|message| message["role"] == "assistant");
+        if engine == EngineRules::Sglang && ends_with_answer {
+            return None;
+        }
         self.query_turns(messages.iter().map(simple), ending, kwargs)
     }
 
@@ -115,7 +124,8 @@ impl SkeletonCache {
             PromptEnding::LastMessage => b'.',
             PromptEnding::InsideLastMessage => return None,
         });
-        for (switch, value) in kwargs.into_iter().flatten() {
+        let kwargs = kwargs.into_iter().flatten();
+        for (switch, value) in kwargs.filter(|(name, _)| self.source.contains(name.as_str())) {
             key.extend_from_slice(&switch.len().to_le_bytes());
             key.extend_from_slice(switch.as_bytes());
             key.push(u8::from(value.as_bool()?));
@@ -266,13 +276,17 @@ mod tests {
             assert_eq!(key(message.clone(), &none, whole), None, "{message}");
         }
         assert_eq!(key(usual(), &none, PromptEnding::InsideLastMessage), None);
-        assert_eq!(key(usual(), &json!({"a": "text"}), whole), None);
+        assert_eq!(key(usual(), &json!({"enable_thinking": "text"}), whole), None);
+        assert_eq!(
+            key(usual(), &json!({"a name of no variable": "a"}), whole),
+            Some(plain.clone())
+        );
         let mut keys = vec![plain];
         for switches in [
-            json!({"a": true}),
-            json!({"a": false}),
-            json!({"a": true, "b": true}),
-            json!({"a\u{1}b": true}),
+            json!({"enable_thinking": true}),
+            json!({"enable_thinking": false}),
+            json!({"enable_thinking": true, "content": true}),
+            json!({"content": true}),
         ] {
             keys.push(key(usual(), &switches, whole).unwrap());
         }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod damaged;
+mod families;
 mod model;
 mod skeletons;
 mod templates;

@@ -5,7 +5,7 @@
 
 Renders conversations through both test models' templates with `transformers`, and encodes texts with `tokenizers`.
 Where an engine changes messages before the template sees them (text parts joined, arguments of tool calls parsed,
-missing content), `engine_form` and `engine_tools` do here what vLLM does there.
+missing content, reasoning under both of its names), `engine_form` and `engine_tools` do here what vLLM does there.
 """
 import gzip, json, pathlib, random, sys
 from tokenizers import Tokenizer
@@ -27,6 +27,9 @@ def engine_form(messages):
         content = message.get("content")
         if content is None: message["content"] = ""
         elif isinstance(content, list): message["content"] = "\n".join(p if isinstance(p, str) else p["text"] for p in content)
+        reasoning = message.pop("reasoning_content", None)
+        if message.get("reasoning") is None and reasoning is not None: message["reasoning"] = reasoning
+        if "reasoning" in message: message["reasoning_content"] = message["reasoning"]
         for call in message.get("tool_calls") or []:
             arguments = call["function"].get("arguments")
             if isinstance(arguments, str): arguments = json.loads(arguments or "{}")
@@ -35,10 +38,11 @@ def engine_form(messages):
     return out
 
 def engine_tools(tools):
-    """vLLM reads tools into pydantic models and dumps them: known fields first, none left out."""
+    """vLLM reads tools into pydantic models and dumps them: the fields it knows in their order, the others lost."""
     def one(tool):
-        function = {"name": None, "description": None, "parameters": None, **tool["function"]}
-        return {"type": "function", "function": None, **tool} | {"function": function}
+        function = {name: tool["function"].get(name) for name in ("name", "description", "parameters")}
+        function |= {name: tool["function"][name] for name in ("strict", "defer_loading") if tool["function"].get(name) is not None}
+        return {"type": tool.get("type", "function"), "function": function}
     return tools and [one(tool) for tool in tools]
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Wetter für eine Stadt <b>\"jetzt\"</b> & später",

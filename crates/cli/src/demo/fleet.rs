@@ -9,7 +9,7 @@ use anyhow::Context;
 use wornpath_config::builtin_profile;
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, DebugHeaders, Drain, EventSource, ModelSettings,
-    NamedProfile, PodConfig, Settings,
+    NamedProfile, PodConfig, Settings, TokenizerSource,
 };
 use wornpath_events::ZmqAddress;
 use wornpath_routing::{ByteTokenizer, Role};
@@ -72,6 +72,7 @@ impl DemoFleet {
     /// Settings of a gateway in front of the engines that routes by a built-in profile.
     pub(super) fn settings(&self, policy: &str) -> anyhow::Result<Settings> {
         let model = ModelSettings {
+            tokenizer_source: TokenizerSource::Configured,
             name: ENGINE.to_owned(),
             block_size: BlockSize::Configured(EngineSettings::default().block_size),
             tokenizer: Some(Arc::new(ByteTokenizer)),

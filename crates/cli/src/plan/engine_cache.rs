@@ -1,6 +1,7 @@
 //! The KV cache sizes that engines report for `plan --pod`.
 
 use crate::http::{Endpoint, HttpClient, TlsArguments};
+use crate::kv_cache::CacheConfig;
 use anyhow::{Context, ensure};
 use std::num::NonZeroUsize;
 
@@ -45,24 +46,7 @@ pub(super) fn read_caches(
             size == block_size.get(),
             "--pod {url} has blocks of {size} tokens, and --block-size is {block_size}; give --block-size {size}"
         );
-        Ok(EngineCache { url: url.clone(), kv_tokens: Some(cache.blocks * size) })
+        Ok(EngineCache { url: url.clone(), kv_tokens: Some(cache.tokens()) })
     };
     urls.iter().map(read).collect()
-}
-
-/// The KV cache as vLLM's metrics describe it.
-struct CacheConfig {
-    blocks: usize,
-    block_size: usize,
-}
-
-impl CacheConfig {
-    fn parse(page: &str) -> Option<Self> {
-        let line = page.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
-        let label = |name: &str| {
-            let (_, rest) = line.split_once(&format!("{name}=\""))?;
-            rest.split('"').next()?.parse().ok()
-        };
-        Some(Self { blocks: label("num_gpu_blocks")?, block_size: label("block_size")? })
-    }
 }

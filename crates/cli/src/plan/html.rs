@@ -82,7 +82,8 @@ fn methods(report: &PlanReport, page: &mut Page) {
          best of each column is green.",
     );
     let cost = if report.price_per_hour.is_some() { "cost" } else { "pod hours" };
-    let heads = ["", "time", "prefill tokens", "times the least", "hit rate", cost];
+    let heads =
+        ["", "time", "prefill tokens", "times the least", "hit rate", cost, "KV per decode step"];
     let best =
         |value: fn(&PlanMethod) -> f64| report.ways.iter().map(value).fold(f64::INFINITY, f64::min);
     let fastest = best(|way| way.makespan.as_secs_f64());
@@ -99,6 +100,7 @@ fn methods(report: &PlanReport, page: &mut Page) {
             TableCell::text(format!("{of_least:.2}x")).best_if(is_least),
             TableCell::text(percent(report.hit_rate(way))).best_if(is_least),
             TableCell::text(small(price)).best_if(is_fastest),
+            TableCell::text(format!("{:.2} GB", report.gigabytes_per_step(way))),
         ]
     };
     let rows: Vec<_> = report.ways.iter().map(row).collect();
@@ -163,14 +165,7 @@ fn changes(report: &PlanReport, linted: usize, page: &mut Page) {
     for finding in &report.findings {
         page.push(card(finding));
     }
-    let cohorts = &report.cohorts;
-    page.push(format_args!(
-        "<p class=\"quiet read\">A decode step reads {:.0} tokens of context, {:.0} if shared prefixes are read once; vLLM's \
-         cascade attention could run in {:.0}% of steps.</p>\n",
-        cohorts.tokens_read,
-        cohorts.tokens_read_shared,
-        cohorts.cascade_share * 100.0
-    ));
+    page.push(format_args!("<p class=\"quiet read\">{}</p>\n", escaped(&report.decoding())));
 }
 
 fn card(finding: &Finding) -> String {

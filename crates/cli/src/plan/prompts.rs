@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_jobs::{ExternalSort, PromptHasher, SortScratch, rendered};
+use wornpath_jobs::{ExternalSort, Interface, PromptHasher, SortScratch, rendered};
 use wornpath_planner::{Forest, Job, Queue};
 use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
@@ -205,6 +205,9 @@ impl PromptReader<'_> {
         let text = rendered(body)?;
         let mut chain = Vec::new();
         let lengths = self.hasher.hash_prompt(body, &text, &mut chain)?;
+        if Interface::of_line(&line).is_some_and(|interface| !interface.reuses_prefixes()) {
+            chain.clear();
+        }
         let traced = line["output_length"].as_u64().map(|tokens| tokens as usize);
         let output_tokens = lengths.output.or(traced).unwrap_or(self.arguments.output_tokens);
         let prompt_tokens = lengths.prompt;

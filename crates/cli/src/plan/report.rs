@@ -7,6 +7,7 @@ use std::io::Write;
 use std::time::Duration;
 use wornpath_planner::lint::Finding;
 use wornpath_planner::{Cohorts, Forest, PromptGroups, Queue};
+use wornpath_sim::KvReads;
 
 /// Groups of requests that the text lists.
 const LISTED: usize = 8;
@@ -19,6 +20,7 @@ pub(super) struct PlanMethod {
     pub(super) name: &'static str,
     pub(super) computed: u64,
     pub(super) makespan: Duration,
+    pub(super) kv_reads: KvReads,
 }
 
 /// A prefix that several requests share.
@@ -51,6 +53,11 @@ pub(super) struct PlanReport {
     pub(super) ways: Vec<PlanMethod>,
     pub(super) biggest: Vec<SharedPrefix>,
     pub(super) cohorts: Cohorts,
+    /// Groups of requests that the plan decodes apart.
+    pub(super) decode_groups: usize,
+    pub(super) kv_bytes_per_token: u64,
+    /// Whether the engines read a prefix that all sequences of a step share once.
+    pub(super) has_cascade: bool,
     pub(super) findings: Vec<Finding>,
     /// Totals of the whole file, if only its first requests were simulated.
     pub(super) whole: Option<WholeFile>,
@@ -101,6 +108,31 @@ impl PlanReport {
 
     pub(super) fn pod_hours(&self, way: &PlanMethod) -> f64 {
         way.makespan.as_secs_f64() * self.pods as f64 / 3_600.0
+    }
+
+    /// Gigabytes of KV cache that a decode step reads.
+    pub(super) fn gigabytes_per_step(&self, way: &PlanMethod) -> f64 {
+        way.kv_reads.tokens_per_step() * self.kv_bytes_per_token as f64 / 1e9
+    }
+
+    /// What shared prefixes mean for decoding, in a sentence.
+    pub(super) fn decoding(&self) -> String {
+        let plan = self.ways.iter().find(|way| way.name == "plan");
+        let cascade = plan.map_or(0.0, |way| way.kv_reads.cascade_share());
+        let Cohorts { tokens_read, tokens_read_shared, cascade_share } = self.cohorts;
+        match (self.has_cascade, self.decode_groups) {
+            (true, 0) => {
+                "The engines can read a prefix once for all sequences of a step; by their step times it does not pay here to decode any requests apart.".to_owned()
+            }
+            (true, groups) => format!(
+                "{groups} groups of requests decode apart, so that their prefix is read once; {:.0}% of the plan's decode steps do so.",
+                cascade * 100.0
+            ),
+            (false, _) => format!(
+                "A decode step reads {tokens_read:.0} tokens of context, {tokens_read_shared:.0} if shared prefixes are read once; vLLM's cascade attention could run in {:.0}% of steps.",
+                cascade_share * 100.0
+            ),
+        }
     }
 
     /// The conclusion, in a sentence.
@@ -160,28 +192,24 @@ impl PlanReport {
         let cost = if self.price_per_hour.is_some() { "cost" } else { "pod hours" };
         writeln!(
             out,
-            "{:<16} {:>14} {:>9} {:>9} {:>11} {:>10}",
-            "", "prefill tokens", "to least", "hit rate", "makespan", cost
+            "{:<16} {:>14} {:>9} {:>9} {:>11} {:>10} {:>12}",
+            "", "prefill tokens", "to least", "hit rate", "makespan", cost, "KV per step"
         )?;
         for way in &self.ways {
             writeln!(
                 out,
-                "{:<16} {:>14} {:>8.2}x {:>8.1}% {:>9.1} s {:>10}",
+                "{:<16} {:>14} {:>8.2}x {:>8.1}% {:>9.1} s {:>10} {:>9.2} GB",
                 way.name,
                 way.computed,
                 way.computed as f64 / self.least_tokens as f64,
                 self.hit_rate(way) * 100.0,
                 way.makespan.as_secs_f64(),
-                small(self.pod_hours(way) * self.price_per_hour.unwrap_or(1.0))
+                small(self.pod_hours(way) * self.price_per_hour.unwrap_or(1.0)),
+                self.gigabytes_per_step(way)
             )?;
         }
         writeln!(out, "\n{}", self.verdict())?;
-        let Cohorts { tokens_read, tokens_read_shared, cascade_share } = self.cohorts;
-        writeln!(
-            out,
-            "A decode step reads {tokens_read:.0} tokens of context, {tokens_read_shared:.0} if shared prefixes are read once; vLLM's cascade attention could run in {:.0}% of steps.",
-            cascade_share * 100.0
-        )?;
+        writeln!(out, "{}", self.decoding())?;
         if !self.biggest.is_empty() {
             writeln!(
                 out,
@@ -220,6 +248,8 @@ impl PlanReport {
                 "makespan_seconds": way.makespan.as_secs_f64(),
                 "pod_hours": self.pod_hours(way),
                 "cost": self.price_per_hour.map(|price| price * self.pod_hours(way)),
+                "kv_gigabytes_per_decode_step": self.gigabytes_per_step(way),
+                "cascade_share": way.kv_reads.cascade_share(),
             })
         };
         let group = |group: &SharedPrefix| {
@@ -265,6 +295,7 @@ impl PlanReport {
                 "context_tokens_per_step": self.cohorts.tokens_read,
                 "context_tokens_per_step_shared": self.cohorts.tokens_read_shared,
                 "cascade_share": self.cohorts.cascade_share,
+                "groups_apart": self.decode_groups,
             },
             "biggest": self.biggest.iter().map(group).collect::<Vec<_>>(),
             "lint": self.findings.iter().map(finding).collect::<Vec<_>>(),

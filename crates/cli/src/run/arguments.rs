@@ -36,7 +36,8 @@ pub(crate) struct RunArguments {
     /// Resume a run that was interrupted
     #[arg(long)]
     pub(super) resume: bool,
-    /// Stop after this time, like 90s, 30m or 2h; the rest can be resumed
+    /// Stop after this time, like 90s, 30m or 2h; the rest can be resumed. A line may have an
+    /// earlier deadline of its own
     #[arg(long, value_name = "TIME", value_parser = numbers::long_duration)]
     pub(super) deadline: Option<Duration>,
     /// Write results in the order of the prompts, once all are complete

@@ -6,6 +6,7 @@ use crate::address;
 use crate::engine::profile as engine_profile;
 use crate::fleet::tokenizer;
 use crate::input;
+use crate::kv_cache::CacheConfig;
 use anyhow::{Context, bail, ensure};
 use hyper::header::HeaderValue;
 use std::fs::File;
@@ -16,9 +17,9 @@ use wornpath_blocks::HashKey;
 use wornpath_execution::{EgressPolicy, Timeouts};
 use wornpath_gateway::fleet::discovery::read as read_metrics;
 use wornpath_jobs::{
-    BatchPods, DedupGroups, ExternalSort, Identical, Input, InputError, InputFile, InputMark,
-    InputRules, LineForm, PromptHasher, RealDisk, RecordKind, ResultPaths, ResultPosition, Results,
-    RetryPolicy, RunWork, Scheduler, SortScratch, places,
+    BatchPods, DedupGroups, DueTime, ExternalSort, Identical, Input, InputError, InputFile,
+    InputMark, InputRules, LineForm, PromptHasher, RealDisk, RecordKind, ResultPaths,
+    ResultPosition, Results, RetryPolicy, RunWork, Scheduler, SortScratch, places,
 };
 use wornpath_planner::{Plan, PodLoad, Speeds, Window};
 use wornpath_sim::offline::{OfflineEngines, rates};
@@ -34,8 +35,8 @@ pub(super) struct PreparedRun {
     pub(super) scheduler: Scheduler,
     pub(super) work: RunWork,
     pub(super) pods: BatchPods,
-    /// Predicted share of prompt tokens that come from caches.
-    pub(super) predicted: f64,
+    /// Predicted share of prompt tokens that come from caches; none if no engine would report it.
+    pub(super) predicted: Option<f64>,
 }
 
 pub(super) enum RunStart {
@@ -74,17 +75,9 @@ pub(super) fn prepare(arguments: &RunArguments) -> anyhow::Result<RunStart> {
     let forest = lines.forest(|line| !results.is_done(line))?;
     let prompt_tokens = forest.prompt_tokens(&lines.queue);
     let plan = Plan::of_forest(&lines.queue, forest, &speeds, &rates(&engines));
-    if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
-        let needed = plan.finish().as_secs();
-        let deadline = deadline.as_secs();
-        let engine = &arguments.engine;
-        // Only a warning: the run goes on if it cannot be written.
-        let _ = writeln!(
-            std::io::stderr(),
-            "the run needs about {needed} s on engines like {engine}, and the deadline is in {deadline} s: some lines will not be done"
-        );
-    }
-    let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
+    warn_of_late_lines(&plan, arguments);
+    let share = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
+    let predicted = lines.reuses_prefixes.then_some(share);
     let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
     let copies = DedupGroups::of(&plan);
     let windows = vec![window; arguments.pods.len()];
@@ -100,6 +93,29 @@ pub(super) fn prepare(arguments: &RunArguments) -> anyhow::Result<RunStart> {
     };
     let prepared = PreparedRun { input, paths, results, scheduler, work, pods, predicted };
     Ok(RunStart::Go(Box::new(prepared)))
+}
+
+/// Only warnings: the run goes on if they cannot be written.
+fn warn_of_late_lines(plan: &Plan, arguments: &RunArguments) {
+    let engine = &arguments.engine;
+    let needed = plan.finish().as_secs();
+    let mut out = std::io::stderr();
+    if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
+        let deadline = deadline.as_secs();
+        let _ = writeln!(
+            out,
+            "the run needs about {needed} s on engines like {engine}, and the deadline is in {deadline} s: some lines will not be done"
+        );
+        return;
+    }
+    for class in plan.classes().iter().filter(|class| class.is_late()) {
+        let needed = class.finish.as_secs();
+        let deadline = class.deadline.unwrap_or_default().as_secs();
+        let _ = writeln!(
+            out,
+            "the lines that are due in {deadline} s need about {needed} s on engines like {engine}: some of them will be late"
+        );
+    }
 }
 
 fn pods(arguments: &RunArguments) -> anyhow::Result<BatchPods> {
@@ -130,6 +146,7 @@ fn parse_load(page: &str) -> Option<PodLoad> {
         running: reported.running as usize,
         waiting: reported.waiting as usize,
         kv_usage: reported.kv_usage,
+        kv_tokens: CacheConfig::parse(page).map(|cache| cache.tokens()),
     })
 }
 
@@ -148,6 +165,7 @@ fn read_input(arguments: &RunArguments) -> anyhow::Result<Input> {
             true => Identical::Once,
             false => Identical::Each,
         },
+        due: DueTime { left: arguments.deadline, ..DueTime::OPEN },
     };
     let file = BufReader::with_capacity(1 << 20, open(&arguments.prompts)?);
     let name = arguments.prompts.display();

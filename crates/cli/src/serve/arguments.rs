@@ -11,11 +11,12 @@ const MORE: &str = "\
 Examples:
   wornpath serve --pod http://127.0.0.1:8001 --pod http://127.0.0.1:8002
   wornpath serve --pod http://a:8000 --pod http://b:8000 --policy round-robin --port 9000
-  wornpath serve --pod http://a:8000,events=zmq://a:5557?replay=5558 --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
+  wornpath serve --pod http://a:8000,events=zmq://a:5557?replay=5657 --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
   wornpath serve --prefill http://a:8000 --decode http://b:8000 --policy prefill-decode --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
 
-Without --tokenizer, prompts are compared by their text, and the router knows only the prompts that it has routed
-itself; with it, the router follows the cache events of the engines.";
+The router asks the engines what they are: their model, block size and cache events. It gets the model's tokenizer from
+the engine's folder, the Hugging Face cache, or the hub (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE=1). Until it has one, and
+without, prompts are compared by their text, and the router knows only the prompts that it has routed itself.";
 
 /// Shown by `wornpath epp --help` after the options.
 const MORE_OF_EPP: &str = "\
@@ -54,8 +55,10 @@ pub(crate) struct ServeArguments {
     /// Configuration file; options on the command line override it
     #[arg(short, long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// Address of an engine, in addition to those of the file; may be repeated. Append
-    /// `,events=zmq://host:port?replay=port` for its cache events
+    /// Address of an engine, in addition to those of the file; may be repeated. The engine is asked
+    /// what it serves and where it publishes cache events; append
+    /// `,events=zmq://host:port?replay=port` if it does not say, and `,ranks=N` before that if it
+    /// has data-parallel ranks
     #[arg(long = "pod", visible_alias = "worker-urls", value_name = "URL", num_args = 1..)]
     pub(super) pods: Vec<String>,
     /// Address of an engine that prefills for others
@@ -107,8 +110,9 @@ pub(crate) struct ServeArguments {
     /// Isolate the cached prompts of tenants from each other
     #[arg(long)]
     pub(super) isolate_tenants: bool,
-    /// Folder with the model's tokenizer.json and tokenizer_config.json; `bytes` makes every byte a
-    /// token
+    /// Folder with the model's tokenizer.json, tokenizer_config.json and chat_template.jinja;
+    /// `bytes` makes every byte a token, `none` compares prompts by their text; default: found by
+    /// what the engines say, in their folder, in the Hugging Face cache or at the hub
     #[arg(long, value_name = "FOLDER")]
     pub(super) tokenizer: Option<String>,
     /// Name of the model that --tokenizer belongs to, as engines list it; overrides tokenizer and

@@ -12,6 +12,7 @@ pub(super) fn explained(error: ServeError) -> anyhow::Error {
                 Front::Client => "--port or `listen.client`",
                 Front::Epp => "--epp or `listen.epp`",
                 Front::EppHealth => "--epp-health or `health` of `listen.epp`",
+                Front::Exchange => "`listen` of `exchange`",
             };
             Some(unbound(*address, front.callers(), cause, setting))
         }

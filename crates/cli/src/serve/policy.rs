@@ -1,5 +1,5 @@
 //! The routing profile: `--policy` for every request, else the routes of the file, else the
-//! default.
+//! default, beside which models without a tokenizer are routed by the text of their prompts.
 //!
 //! `--policy` overrides the profile of every route, not only of those that match everything: a
 //! comparison of two policies must not compare one with itself. The routes stay, because a path
@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use std::collections::BTreeSet;
 use std::fs;
 use wornpath_config::{
-    BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile, needs_tokens,
+    BUILTIN_PROFILES, DEFAULT_PROFILE, builtin_profile, needs_tokens, text_profile,
 };
 use wornpath_config::{NamedProfile, Settings};
 
@@ -26,35 +26,28 @@ pub(super) fn set(arguments: &ServeArguments, settings: &mut Settings) -> anyhow
             || !arguments.pods.is_empty(),
         "--prefill and --decode need a policy that uses both; give --policy prefill-decode"
     );
-    let Some(policy) = &arguments.policy else { return set_default(arguments, settings) };
+    let Some(policy) = &arguments.policy else {
+        if arguments.config.is_none() {
+            settings.profiles = vec![outside_file(DEFAULT_PROFILE, settings)?];
+            settings.by_text = Some(text_profile());
+        }
+        return Ok(());
+    };
     let of_file = settings.profiles.iter().find(|profile| profile.name == *policy).cloned();
     let profile = match of_file {
         Some(profile) => profile,
         None => outside_file(policy, settings)?,
     };
     ensure!(
-        has_tokenizer(settings) || !needs_tokens(&profile),
+        policy == DEFAULT_PROFILE || has_tokenizer(settings) || !needs_tokens(&profile),
         "--policy {policy} needs tokens, and no model has a tokenizer; give --tokenizer FOLDER and --model NAME, or \
          leave --policy out to compare prompts by their text"
     );
     for route in &mut settings.routes {
         route.profile.clone_from(&profile.name);
     }
+    settings.by_text = (policy == DEFAULT_PROFILE).then(text_profile);
     settings.profiles = vec![profile];
-    Ok(())
-}
-
-/// Sets the default profile without a file, and for a file that names no profile and chose its
-/// default without the tokenizer of the command line.
-fn set_default(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
-    let is_outdated = || {
-        let mut models = settings.models.iter();
-        let is_tokenized = models.all(|model| model.tokenizer.is_some());
-        settings.routes.is_empty() && arguments.tokenizer.is_some() && is_tokenized
-    };
-    if arguments.config.is_none() || is_outdated() {
-        settings.profiles = vec![outside_file(DEFAULT_PROFILE, settings)?];
-    }
     Ok(())
 }
 
@@ -65,21 +58,14 @@ fn outside_file(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfil
         let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
         return Ok(NamedProfile { name, file: policy.to_owned(), text });
     }
-    let mut of = policy;
-    if policy == DEFAULT_PROFILE && !has_tokenizer(settings) {
-        of = TEXT_PROFILE;
-        tracing::warn!(
-            "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has routed"
-        );
-    }
-    let text = builtin_profile(of).with_context(|| {
+    let text = builtin_profile(policy).with_context(|| {
         let of_file = settings.profiles.iter().map(|profile| profile.name.as_str());
         let names: BTreeSet<_> =
             of_file.chain(BUILTIN_PROFILES.iter().map(|(name, _)| *name)).collect();
         let choice = choice(policy, names.iter().copied());
         format!("--policy: unknown profile `{policy}`; {choice}, or the path of a .yaml file")
     })?;
-    Ok(NamedProfile { name, file: format!("built-in profile `{of}`"), text: text.to_owned() })
+    Ok(NamedProfile { name, file: format!("built-in profile `{policy}`"), text: text.to_owned() })
 }
 
 fn has_tokenizer(settings: &Settings) -> bool {

@@ -90,10 +90,9 @@ const ROWS: &[Row] = &[
         by_file: "Shared", by_both: "Isolated" },
     Row { flag: "tokenizer", file: "models: [{name: m, tokenizer: bytes}]", given: &["--model", "m", "--tokenizer", TINY_LLAMA], read: tokens,
         by_file: "m: 21 tokens", by_both: "m: 6 tokens" },
-    // A file that names no profile goes by text where it has no tokenizer, and by tokens once the
-    // command line brings one.
-    Row { flag: "tokenizer", file: "models: []", given: &["--model", "m", "--tokenizer", "bytes"], read: routes,
-        by_file: "; default cache-aware-text", by_both: "; default cache-aware" },
+    Row { flag: "tokenizer", file: "models: [{name: m, tokenizer: bytes}]", given: &["--model", "m", "--tokenizer", "none"],
+        read: |settings| format!("{:?} {:?}", settings.models, settings.models[0].tokenizer_source),
+        by_file: "[m (with tokenizer, blocks of 16)] Configured", by_both: "[m (without tokenizer, blocks of 16)] Configured" },
     Row { flag: "model", file: "models: [{name: m, tokenizer: bytes}]", given: &["--model", "n", "--tokenizer", "bytes"], read: tokens,
         by_file: "m: 21 tokens", by_both: "m: 21 tokens, n: 21 tokens" },
     Row { flag: "block-size", file: "models: [{name: m, tokenizer: bytes, block_size: 32}]",

@@ -245,13 +245,18 @@ fn pod_row(pod: &Value) -> TableRow {
     let usage = pod["engine"]["kv_usage"].as_f64().unwrap_or(0.0);
     let feed = &pod["events"]["feed"];
     let events = match (feed.as_object(), feed["lag"].as_u64()) {
+        (None, _) if word(&pod["precision"]["mode"]) == "approximate" => "approximate".to_owned(),
         (None, _) => word(&pod["events"]["trust"]).to_owned(),
         (_, Some(lag)) if lag > 0 => format!("{}, {lag} behind", word(&feed["state"])),
         _ => word(&feed["state"]).to_owned(),
     };
     let hits = &pod["predictions"];
     let is_checked = hits["checked"].as_u64().is_some_and(|checked| checked > 0);
+    let is_exact = word(&pod["precision"]["mode"]) != "approximate";
     let compared = match is_checked {
+        true if !is_exact => {
+            format!("~{}/{}", count(&hits["predicted_tokens"]), count(&hits["actual_tokens"]))
+        }
         true => format!("{}/{}", count(&hits["predicted_tokens"]), count(&hits["actual_tokens"])),
         false => count(&Value::Null),
     };

@@ -137,3 +137,39 @@ fn an_engine_is_verified_by_its_own_answers() {
     let error = String::from_utf8_lossy(&lying.stderr);
     assert!(error.contains("of 30 prompts differ"), "{error}");
 }
+
+#[test]
+fn wrong_predictions_and_tokens_are_explained_with_the_cure() {
+    let explain = |engine: &crate::support::engines::Engines, more: &[&str]| {
+        let url = format!("http://{}", engine.engines[0].http);
+        let arguments = ["events", "verify", "--engine", &url, "--prompts", "24", "--explain"];
+        let mut program = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+        let output = program.args(arguments).args(more).env("HF_HUB_OFFLINE", "1").output();
+        let output = output.unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), printed, error)
+    };
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../blocks/tests/models/tiny-llama");
+    let engine = crate::support::engines::Engines::start(&["--adapter", "l", "--tokenizer", tiny]);
+    let (is_good, printed, error) = explain(&engine, &[]);
+    assert!(is_good, "{printed}{error}");
+    assert!(printed.contains(": 24 as predicted by the events"), "also with salt: {printed}");
+    for probe in ["text", "chat"] {
+        let line = format!("{probe}: tokens of {tiny} are those of the engine");
+        assert!(printed.contains(&line), "no `{line}` in {printed}");
+    }
+
+    let (is_good, printed, error) = explain(&engine, &["--tokenizer", "bytes"]);
+    assert!(!is_good && error.contains("are not those of the engine"), "{error}");
+    assert!(printed.contains("text: the engine tokenizes text otherwise: at token 0"), "{printed}");
+
+    engine.set_faults(0, r#"{"cached_tokens": "zero"}"#);
+    let (is_good, printed, _) = explain(&engine, &[]);
+    assert!(!is_good);
+    assert!(printed.contains("the engine does not use blocks that it announced"), "{printed}");
+    engine.set_faults(0, r#"{"lose_tail": true, "no_replay": true}"#);
+    let (is_good, printed, error) = explain(&engine, &[]);
+    let is_named = printed.contains("holds blocks that it never announced");
+    assert!(!is_good && (is_named || error.contains("did not settle")), "{printed}{error}");
+}

@@ -196,3 +196,93 @@ fn profiles_that_do_not_check_end_with_78_before_anything_runs_and_all_are_liste
     assert!(error.contains("wrong-again.yaml: 2 problems"), "{error}");
     assert!(error.contains("step `decode` needs the role `decode`, which no pod has"), "{error}");
 }
+
+#[test]
+fn long_prompts_are_computed_on_pods_of_their_own_and_a_profile_of_one_step_gets_as_many_pods() {
+    let trace = file("split.jsonl", &trace());
+    let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("split.json");
+    let trace = trace.to_str().unwrap();
+    let profiles = ["--profile", "prefill-decode.yaml", "--profile", "cache-aware.yaml"];
+    let pods = ["--pods", "prefill=1,decode=2", "--json", json.to_str().unwrap()];
+    let output = replay(&[&[trace], &profiles[..], &pods].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("on 3 engines 8b-h200 (prefill 1, decode 2)"), "{shown}");
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let run = |profile: usize| figures["profiles"][profile]["runs"][0].clone();
+    for profile in 0..2 {
+        assert_eq!((&run(profile)["requests"], &run(profile)["failures"]), (&40.into(), &0.into()));
+    }
+    // The slowest requests are those of new prompts: split, they wait for the transfer too.
+    let longest = |profile: usize| run(profile)["ttft"]["longest"].as_f64().unwrap();
+    assert!(longest(0) > longest(1) + 20.0, "{} {}", longest(0), longest(1));
+    let output = replay(&[trace, "--profile", "cache-aware.yaml", "--pods", "prefill=1,decode"]);
+    assert!(text(&output.stderr).contains("prefill=2,decode=2"), "{}", text(&output.stderr));
+    let output = replay(&[trace, "--profile", "prefill-decode.yaml", "--pods", "prefill=2"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(text(&output.stderr).contains("the role `decode`"), "{}", text(&output.stderr));
+    let three = "preprocess=1,prefill=1,decode=1";
+    let profile = "preprocess-prefill-decode.yaml";
+    let output = replay(&[trace, "--profile", profile, "--pods", three]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(
+        text(&output.stderr).contains("a plan has the steps preprocess, prefill, decode; a replay"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_conversation_finds_its_own_answers_in_a_replay() {
+    let turn = |start: &str, tokens: usize, ids: &str| {
+        format!(
+            "{{{start}, \"session_id\": 1, \"input_length\": {tokens}, \"output_length\": 600, \"hash_ids\": [{ids}]}}\n"
+        )
+    };
+    let text_of =
+        turn("\"timestamp\": 0", 1_100, "1, 2, 3") + &turn("\"delay\": 9", 2_000, "1, 2, 4, 5");
+    let trace = file("conversation.jsonl", &text_of);
+    let output = replay(&[trace.to_str().unwrap(), "--profile", "cache-aware.yaml"]);
+    let shown = text(&output.stdout);
+    assert!(
+        shown.contains("blocks of 512 tokens, 1 replies cached, ideal hit rate 0.495"),
+        "{shown}"
+    );
+    assert!(shown.contains("   0.495 "), "{shown}");
+}
+
+#[test]
+fn a_fleet_file_says_which_pods_there_are_and_a_wrong_one_is_refused() {
+    let trace = file("described.jsonl", &trace());
+    let trace = trace.to_str().unwrap();
+    let fleet = file(
+        "described.yaml",
+        "models: [{name: m}]\npods:\n  - {name: p, role: prefill, rack: r1}\n  - {name: near, role: decode, rack: r1, kv_tokens: 90000}\n  \
+         - {name: slow, role: decode, rack: r2, speed: 70b-h100x4}\n",
+    );
+    let profiles = ["--profile", "prefill-decode.yaml", "--profile", "cache-aware.yaml"];
+    let fleet = ["--fleet", fleet.to_str().unwrap()];
+    let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("described.json");
+    let more = ["--json", json.to_str().unwrap()];
+    let output = replay(&[&[trace], &profiles[..], &fleet, &more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    let pods = "on 3 engines 8b-h200, 70b-h100x4 (prefill 1, decode 2)";
+    assert!(shown.contains(pods), "{shown}");
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    // Near the prefill pod, and fast: all requests are decoded there.
+    let split = &figures["profiles"][0]["runs"][0];
+    assert_eq!((&split["failures"], &split["imbalance"]), (&0.into(), &3.0.into()), "{split}");
+    let output = replay(&[&[trace], &profiles[..], &fleet, &["--pods", "3"]].concat());
+    assert!(text(&output.stderr).contains("cannot be used with"), "{}", text(&output.stderr));
+    let refusal = |described: &str| {
+        let path = file("refused.yaml", described);
+        let output =
+            replay(&[&[trace], &profiles[..], &["--fleet", path.to_str().unwrap()]].concat());
+        (output.status.code(), text(&output.stderr).to_owned())
+    };
+    let (code, error) = refusal("pods: [{name: a, rol: prefill}]");
+    assert!(code == Some(78) && error.contains("did you mean `role`?"), "{error}");
+    let (_, error) = refusal("pods: [{name: a, requests: 3}]");
+    assert!(error.contains("pod `a`: `requests` is set; in a replay"), "{error}");
+}

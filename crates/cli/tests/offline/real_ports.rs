@@ -129,7 +129,7 @@ fn over_real_ports_a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_
             assert!(counts["completed"].as_u64() < counts["total"].as_u64(), "it ran all the time");
             answered += counts["completed"].as_u64().unwrap();
             batch(&gateway, &["cancel", &id]);
-            batch(&gateway, &["watch", &id]);
+            eventually("the batch is cancelled", || look()["status"] == "cancelled");
         }
         let count = beside.len();
         let alone = p95(alone);

@@ -80,7 +80,8 @@ fn every_request_has_a_line_also_one_that_was_refused_before_it_was_routed() {
     assert_eq!(two["prompt_tokens"], of("one")["prompt_tokens"]);
     assert!(two["cached_tokens"].as_u64().unwrap() > 500, "{two}");
     let streamed = of("streamed");
-    let (first, total) = (streamed["ttft_ms"].as_f64(), streamed["total_ms"].as_f64());
+    let first = streamed["ttft_ms"].as_f64();
+    let total = streamed["total_ms"].as_f64();
     assert!(first.unwrap() > 0.0 && first < total, "{streamed}");
     assert_eq!(streamed["output_tokens"], 8);
     for (id, tenant, status, words) in [

@@ -9,8 +9,13 @@ const ASK: &str = "/v1/completions";
 
 /// A gateway in front of all engines that continues streams.
 fn gateway(test: &str, engines: &Engines, more: &str) -> Gateway {
-    let pods: Vec<_> =
-        engines.engines.iter().map(|at| format!("{{url: \"http://{}\"}}", at.http)).collect();
+    gateway_to("openai", test, engines, more)
+}
+
+/// The same where the pods are called engines of one kind; vLLM's are asked for token ids.
+fn gateway_to(kind: &str, test: &str, engines: &Engines, more: &str) -> Gateway {
+    let pod = |http| format!("{{url: \"http://{http}\", engine: {kind}}}");
+    let pods: Vec<_> = engines.engines.iter().map(|at| pod(&at.http)).collect();
     let pods = pods.join(", ");
     let text = format!("pods: [{pods}]\ncontinuation: {{mode: on}}\n{more}");
     Gateway::configured(&format!("continuation_{test}"), &text, engines.engines.len())
@@ -77,9 +82,14 @@ fn busy(engines: &Engines) -> usize {
 
 #[test]
 fn a_stream_whose_engine_dies_is_the_same_for_its_client() {
-    for (path, body) in [(CHAT, chat("hello")), (ASK, completion("once upon a time"))] {
+    for (kind, path, body) in [
+        ("openai", CHAT, chat("hello")),
+        ("openai", ASK, completion("once upon a time")),
+        ("vllm", CHAT, chat("hello")),
+        ("vllm", ASK, completion("once upon a time")),
+    ] {
         let engines = engines("2");
-        let gateway = gateway("dies", &engines, "");
+        let gateway = gateway_to(kind, "dies", &engines, "");
         let whole = gateway.post(path, &body);
         assert!(whole.text.ends_with("data: [DONE]\n\n"), "{}", whole.text);
         let mut stream = gateway.open(path, &body);
@@ -89,6 +99,7 @@ fn a_stream_whose_engine_dies_is_the_same_for_its_client() {
         let answer = stream.finish_after(&begun).unwrap();
         assert_eq!(content(&answer), content(&whole.text));
         assert_eq!(ids(&answer).len(), 1, "{answer}");
+        assert!(!answer.contains("token_ids\":["), "the client did not ask: {answer}");
         assert_eq!(counted(&gateway, "continued", "lost"), 1);
         eventually("nothing is kept", || gateway.metric("wornpath_continuation_bytes") as u64 == 0);
         let recent = gateway.ask("GET", "/decisions", "").json();

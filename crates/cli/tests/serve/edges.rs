@@ -43,23 +43,29 @@ fn a_model_whose_pods_are_down_is_503_and_an_unknown_model_404() {
     eventually("the log tells of it", || gateway.log().contains("pod down"));
 }
 
+/// Its engine does not say how it tokenizes: the default profile goes by text, others refuse it.
 #[test]
 fn a_pod_that_serves_what_is_not_listed_is_named_with_the_cure() {
     let listed = Engines::start(&["--model", "m"]);
-    let other = Engines::start(&["--model", "other"]);
+    let other = Engines::start(&["--model", "other", "--fault", "no-discovery"]);
     let pods = [&listed, &other].map(|it| format!("{{url: \"http://{}\"}}", it.engines[0].http));
     let models = "models: [{name: m, tokenizer: bytes}]";
-    let text = format!("{models}\npods: [{}]\n", pods.join(", "));
-    let gateway = Gateway::configured("edges_unlisted", &text, 2);
-    const WARNING: &str = "model not listed under `models`";
-    let said = || gateway.log().lines().filter(|it| it.contains(WARNING)).collect::<String>();
-    eventually("it is said", || !said().is_empty());
-    let said = said();
-    assert_eq!(said.matches(WARNING).count(), 1, "{said}");
-    assert!(said.contains(&other.engines[0].http) && said.contains("\"other\""), "{said}");
-    assert!(said.contains("list it with its tokenizer"), "{said}");
-    let ask = |model: &str| gateway.post(ASK, &json!({"model": model, "prompt": "a"})).status;
-    assert_eq!((ask("m"), ask("other")), (200, 404), "as it says");
+    for (routes, status, effect) in [
+        ("", 200, "prompts are compared by their text"),
+        ("routes: [{profile: cache-aware}]", 404, "profiles that tokenize refuse its prompts"),
+    ] {
+        let text = format!("{models}\npods: [{}]\n{routes}\n", pods.join(", "));
+        let gateway = Gateway::configured("edges_unlisted", &text, 2);
+        const WARNING: &str = "tokenizer not found";
+        let said = || gateway.log().lines().filter(|it| it.contains(WARNING)).collect::<String>();
+        eventually("it is said", || !said().is_empty());
+        let said = said();
+        assert_eq!(said.matches(WARNING).count(), 1, "{said}");
+        assert!(said.contains("model=other") && said.contains(effect), "{said}");
+        assert!(said.contains("--tokenizer FOLDER --model other"), "{said}");
+        let ask = |model: &str| gateway.post(ASK, &json!({"model": model, "prompt": "a"})).status;
+        assert_eq!((ask("m"), ask("other")), (200, status), "as it says");
+    }
 }
 
 #[test]

@@ -47,6 +47,38 @@ fn a_pod_that_dies_without_requests_is_down_within_seconds_with_and_without_even
 }
 
 #[test]
+fn a_pod_killed_while_it_is_idle_is_down_in_the_list_of_pods_within_two_seconds() {
+    let engines = [(); 3].map(|()| Engines::start(&["--model", "m"]));
+    let [with, without, alive] = engines.each_ref().map(|one| &one.engines[0]);
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes}}]\npods:\n  - {{name: with, url: \"http://{}\", events: [\"zmq://{}\"]}}\n  \
+         - {{name: without, url: \"http://{}\", events: []}}\n  - {{name: alive, url: \"http://{}\", events: []}}\n",
+        with.http, with.events, without.http, alive.http
+    );
+    let gateway = Gateway::configured("idle_kill", &text, 3);
+    let is = |pod: &str, health: &str| {
+        let pods = gateway.ask("GET", "/pods", "").json();
+        let all = pods["pods"].as_array().unwrap();
+        all.iter().any(|shown| shown["name"] == pod && shown["health"] == health)
+    };
+    assert!(is("with", "up") && is("without", "up") && is("alive", "up"));
+    let [with, without, alive] = engines;
+    // SIGKILL.
+    let killed = Instant::now();
+    drop(with);
+    drop(without);
+    eventually("the pod with events is down", || is("with", "down"));
+    let with_events = killed.elapsed();
+    eventually("the pod without events is down", || is("without", "down"));
+    let without_events = killed.elapsed();
+    println!("down after {with_events:?} with events, after {without_events:?} without");
+    assert!(with_events < Duration::from_secs(2), "{with_events:?}");
+    assert!(without_events < Duration::from_secs(2), "{without_events:?}");
+    assert!(is("alive", "up"));
+    drop(alive);
+}
+
+#[test]
 fn a_killed_pod_is_down_for_operators_and_a_busy_one_is_not() {
     let engines = Engines::start(&["--engines", "2"]);
     let gateway =
@@ -227,7 +259,7 @@ fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_reported() {
     let mut number = 0;
     eventually("no pod is left for prefill", || {
         number += 1;
-        let body = json!({"prompt": format!("{number} ").repeat(1000), "max_tokens": 3});
+        let body = json!({"prompt": format!("{number} ").repeat(2000), "max_tokens": 3});
         let answer = gateway.post(ASK, &body);
         assert_eq!((answer.status, answer.header("x-wornpath-degraded")), (200, Some("true")));
         answer.header("x-wornpath-reason").is_some_and(|reason| !reason.contains("elsewhere"))

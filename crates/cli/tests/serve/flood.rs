@@ -1,5 +1,5 @@
-//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens:
-//! its memory stays below 512 MiB at every moment, and clients are answered meanwhile.
+//! An engine that reports several times more than a router keeps of a pod, as fast as the router
+//! reads: its memory stays below 512 MiB at every moment, and clients are answered meanwhile.
 
 use crate::support::engines::Engines;
 use crate::support::gateway::{Gateway, eventually};
@@ -51,9 +51,11 @@ async fn publish(mut listener: ZmtpListener, batches: u64) -> ZmtpListener {
 }
 
 #[test]
-fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_delays_no_client() {
+fn a_flood_of_several_times_the_cap_stays_in_512_mib_and_delays_no_client() {
     let cap = IndexLimits::default().blocks_per_pod;
-    let batches = (10 * cap / RUN) as u64;
+    // Ten times in the long run.
+    let times = if std::env::var_os("WORNPATH_THOROUGH").is_some() { 10 } else { 3 };
+    let batches = (times * cap / RUN) as u64;
     let runtime = Runtime::new().unwrap();
     let listener = runtime.block_on(ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub)).unwrap();
     let engines = Engines::start(&["--model", "m"]);

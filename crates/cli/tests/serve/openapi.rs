@@ -99,7 +99,7 @@ fn world(engines: &Engines) -> (Gateway, String) {
     let kept = folder("described_batches");
     let text = format!(
         "shadow: {{profile: round-robin, per_second: 1000}}\nmodels: [{{name: m, tokenizer: bytes}}]\nbatch: {{folder: {}}}\npods:\n  - {{url: \"http://{}\", name: told, \
-         events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, kv_tokens: 9000}}\n  \
+         events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, events: [], kv_tokens: 9000}}\n  \
          - {{url: \"http://127.0.0.1:10\", name: away, model: [m], events: [\"zmq://127.0.0.1:9\"]}}\n\
          profiles:\n  near: {{prepare: [tokenize, block_hash], filter: [healthy, model], score: [cache_affinity], pick: max_score}}\n  \
          even: {{filter: [healthy, model], pick: round_robin}}\nroutes:\n  - {{match: {{path: /v1/completions}}, profile: near}}\n  \

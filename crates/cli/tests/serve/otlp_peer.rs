@@ -53,7 +53,8 @@ fn check_traces(export: &Value) {
     has("wornpath.has_waited", json!({"boolValue": false}));
     assert_eq!(spans[7]["kind"], "SPAN_KIND_CLIENT");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let (start, end) = (number(&root["startTimeUnixNano"]), number(&root["endTimeUnixNano"]));
+    let start = number(&root["startTimeUnixNano"]);
+    let end = number(&root["endTimeUnixNano"]);
     assert!(start < end && (now.as_nanos() as u64).abs_diff(end) < 60_000_000_000, "{root}");
     for span in &spans[1..] {
         assert_eq!(span["traceId"], TRACE);

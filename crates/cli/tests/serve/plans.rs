@@ -134,6 +134,116 @@ fn a_skipped_step_before_prefill_does_not_prevent_the_kv_transfer() {
     assert_eq!(taken["kv_transfer_params"]["remote_host"], "h", "{taken}");
 }
 
+/// A profile whose first step writes the messages of the other two.
+const REWRITING: &str = "profiles:
+  rewriting:
+    prepare: [tokenize, block_hash]
+    selectors:
+      preprocess: {filter: [healthy], pick: max_score}
+      prefill: {filter: [healthy, model], score: [cache_affinity], pick: max_score}
+      decode: {filter: [healthy, model], score: [{least_load: {of: decode_tokens}}], pick: max_score}
+    workflow:
+      steps:
+        - preprocess: {set: {max_tokens: 12}, brings: {rewritten: /choices/0/message/content}, then: skip}
+        - prefill: {prefill_only: true, offers: nixl, lease: 30s, needs: {messages: [{role: user, content: <rewritten>}]}}
+        - decode: {takes: nixl, bind: late, needs: {messages: [{role: user, content: <rewritten>}]}}
+";
+
+#[test]
+fn a_preprocessor_rewrites_the_messages_that_prefill_and_decode_get() {
+    const CHAT: &str = "/v1/chat/completions";
+    let engines = Engines::start(&["--model", "m", "--engines", "3"]);
+    let pods: String = ["preprocess", "prefill", "decode"]
+        .iter()
+        .zip(&engines.engines)
+        .map(|(role, engine)| {
+            format!("  - {{url: \"http://{}\", role: {role}, model: m}}\n", engine.http)
+        })
+        .collect();
+    let text = format!("{MODEL}pods:\n{pods}{REWRITING}reveal: pod\n");
+    let gateway = Gateway::configured("plans_rewriting", &text, 3);
+    let asked = json!({"model": "m", "stream": true, "max_tokens": 20,
+        "messages": [{"role": "user", "content": "what is in this picture of a path in the woods"}]});
+    let answer = gateway.post(CHAT, &asked);
+    assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[2].http), "{}", answer.text);
+    assert_eq!(answer.header("x-wornpath-degraded"), None);
+    let chunks = answer.events().into_iter().filter_map(|event| {
+        serde_json::from_str::<Value>(event).ok()?["choices"][0]["delta"]["content"]
+            .as_str()
+            .map(str::to_owned)
+    });
+    let streamed: String = chunks.collect();
+
+    // The same by hand, on an engine that took part in nothing.
+    let other = Engines::start(&["--model", "m"]);
+    let content = |mut body: Value| {
+        body["stream"] = json!(false);
+        let answer = other.post(0, CHAT, &body).json();
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let mut rewriting = asked.clone();
+    rewriting["max_tokens"] = json!(12);
+    let rewritten = content(rewriting);
+    let mut expected = asked.clone();
+    expected["messages"] = json!([{"role": "user", "content": rewritten}]);
+    assert_eq!(streamed, content(expected));
+    assert_ne!(streamed, content(asked.clone()), "the text depends on the messages");
+
+    // Its answer is no longer what the profile expects: the client's messages stay.
+    engines.set_faults(0, r#"{"refuse": 500}"#);
+    let skipped = gateway.post(CHAT, &asked);
+    assert_eq!(
+        (skipped.status, skipped.header("x-wornpath-degraded")),
+        (200, Some("true")),
+        "{}",
+        skipped.text
+    );
+}
+
+#[test]
+fn a_profile_may_have_a_transfer_protocol_of_its_own() {
+    let prefill = Recorder::start();
+    let decode = Recorder::start();
+    let text = format!(
+        "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m}}\n  - {{url: \"http://{}\", role: decode, model: m}}\n\
+         profiles:\n  own:\n    prepare: [tokenize, block_hash]\n    transfers:\n      mine:\n        prefill: {{cache_job: {{role: producer}}}}\n        \
+         brings: {{blocks: /kv_transfer_params/remote_block_ids, from: [/nowhere, /kv_transfer_params/remote_host]}}\n        \
+         decode: {{cache_job: {{role: consumer, blocks: <blocks>, address: \"kv://<from>/cache\"}}}}\n    \
+         selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{prefill_decode: {{min_uncached_tokens: 1, transfer: mine}}}}\n",
+        prefill.address, decode.address
+    );
+    let gateway = Gateway::configured("plans_own", &text, 2);
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "hello", "max_tokens": 9}));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let given = prefill.posted().remove(0).body;
+    assert_eq!(
+        (&given["max_tokens"], &given["cache_job"]),
+        (&json!(1), &json!({"role": "producer"}))
+    );
+    let taken = decode.posted().remove(0).body;
+    let job = json!({"role": "consumer", "blocks": [[1, 2]], "address": "kv://h/cache"});
+    assert_eq!((&taken["max_tokens"], &taken["cache_job"]), (&json!(9), &job));
+}
+
+#[test]
+fn a_part_that_an_answer_lacks_fails_its_step() {
+    let preprocess = Recorder::start();
+    let decode = Recorder::start();
+    let text = format!(
+        "{MODEL}pods:\n  - {{url: \"http://{}\", role: preprocess, model: m}}\n  - {{url: \"http://{}\", role: decode, model: m}}\n\
+         profiles:\n  rewriting:\n    selectors: {{any: {{filter: [healthy], pick: max_score}}}}\n    workflow:\n      steps:\n        \
+         - preprocess: {{selector: any, brings: {{text: /nowhere}}}}\n        - decode: {{selector: any, needs: {{prompt: <text>}}}}\n",
+        preprocess.address, decode.address
+    );
+    let gateway = Gateway::configured("plans_lacking", &text, 2);
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "hello", "stream": true}));
+    assert_eq!(answer.status, 502, "{}", answer.text);
+    assert!(answer.text.contains("response has nothing at `/nowhere` (`text`)"), "{}", answer.text);
+    assert_eq!(preprocess.posted()[0].body["stream"], false, "a whole response is read");
+    assert!(decode.posted().is_empty());
+}
+
 #[test]
 fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_surely_holds() {
     for (lease, is_computed_again) in [("30s", false), ("1s", true)] {

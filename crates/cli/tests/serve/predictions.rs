@@ -198,7 +198,13 @@ fn usage_in_the_last_event_of_streamed_responses_is_compared_with_the_prediction
 #[test]
 fn the_index_expects_blocks_of_accepted_requests_only() {
     let engines = Engines::start(&["--model", "m"]);
-    let gateway = Gateway::in_front_of(&engines, &["--admin", "127.0.0.1:0"]);
+    // By text, and without the size of the cache, which would bound what it is expected to hold.
+    let at = &engines.engines[0].http;
+    let metrics = "metrics: \"http://127.0.0.1:1/metrics\"";
+    let text = format!(
+        "models: [{{name: m, tokenizer: none}}]\npods: [{{url: \"http://{at}\", {metrics}}}]\n"
+    );
+    let gateway = Gateway::configured("predictions_expected", &text, 1);
     let ask = |prompt: &str, max_tokens: u64| {
         let body = json!({"prompt": prompt, "max_tokens": max_tokens});
         gateway.post("/v1/completions", &body).status
@@ -224,7 +230,9 @@ fn the_index_expects_blocks_of_accepted_requests_only() {
 fn a_refused_request_adds_nothing_to_an_approximated_cache() {
     let engines = Engines::start(&["--model", "m"]);
     let at = &engines.engines[0].http;
-    let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 100000}}]\n");
+    let text = format!(
+        "models: [{{name: m, tokenizer: none}}]\npods: [{{url: \"http://{at}\", kv_tokens: 100000}}]\n"
+    );
     let gateway = Gateway::configured("predictions_refused", &text, 1);
     let ask = |prompt: &str, max_tokens: u64| {
         let body = json!({"prompt": prompt, "max_tokens": max_tokens});
@@ -245,7 +253,9 @@ fn a_refused_request_adds_nothing_to_an_approximated_cache() {
 fn a_guessed_cache_has_room_for_the_tokens_it_is_said_to_have_also_where_text_is_matched() {
     let engines = Engines::start(&["--model", "m"]);
     let at = &engines.engines[0].http;
-    let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 1000}}]\n");
+    let text = format!(
+        "models: [{{name: m, tokenizer: none}}]\npods: [{{url: \"http://{at}\", kv_tokens: 1000}}]\n"
+    );
     let gateway = Gateway::configured("predictions_room", &text, 1);
     let body = json!({"prompt": "the same words again and again ".repeat(1000), "max_tokens": 1});
     assert_eq!(gateway.post("/v1/completions", &body).status, 200);

@@ -45,7 +45,7 @@ const SHOWN: [(&str, &[&str]); 29] = [
         &[
             "a_slow_pod_gets_fewer_requests",
             "a_pod_that_stays_slow_gets_nothing_where_the_profile_asks",
-            "at_most_half_are_ejected_and_none_if_most_are_slow",
+            "few_pods_eject_no_pod_and_at_most_half_are_ejected",
         ],
     ),
     (
@@ -112,7 +112,7 @@ const SHOWN: [(&str, &[&str]); 29] = [
     (
         "14: a flood of events or prompts stays within its caps, and clients are answered meanwhile",
         &[
-            "a_flood_of_ten_times_the_cap_stays_in_512_mib_and_delays_no_client",
+            "a_flood_of_several_times_the_cap_stays_in_512_mib_and_delays_no_client",
             "memory_stays_flat_while_every_request_is_another_one",
         ],
     ),

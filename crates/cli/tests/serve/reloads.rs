@@ -5,7 +5,10 @@ use crate::support::engines::Engines;
 use crate::support::gateway::{Gateway, eventually, folder};
 use serde_json::{Value, json};
 use std::fs;
+use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 const ASK: &str = "/v1/completions";
 
@@ -149,4 +152,92 @@ fn requests_wait_for_pods_that_took_the_place_of_all_others() {
     assert_eq!(it.gateway.post(ASK, &body).status, 200);
     let unknown = it.gateway.post(ASK, &json!({"model": "n", "prompt": "a"}));
     assert_eq!(unknown.status, 404, "{}", unknown.text);
+}
+
+/// The pods of these engines by name: `a`, `b` and so on.
+fn listed(engines: &[&str], first: char) -> String {
+    let names = (first..).map(String::from);
+    let pods = names.zip(engines);
+    let pods = pods.map(|(name, at)| format!("{{name: {name}, url: \"http://{at}\"}}"));
+    format!("pods: [{}]\n", pods.collect::<Vec<_>>().join(", "))
+}
+
+/// Reloads to pods of which none was listed before, under names of their own or those of the pods
+/// before: every request is answered. `WORNPATH_RELOADS` makes it longer than 20 reloads.
+#[test]
+fn a_reload_to_other_pods_costs_no_request() {
+    let reloads = std::env::var("WORNPATH_RELOADS").ok().and_then(|text| text.parse().ok());
+    let engines = Engines::start(&["--model", "m", "--engines", "4"]);
+    let urls: Vec<_> = engines.engines.iter().map(|engine| engine.http.as_str()).collect();
+    let it = Reloading::start("reloads_disjoint", &engines);
+    let body = json!({"model": "m", "prompt": "a", "max_tokens": 1});
+    let is_over = AtomicBool::new(false);
+    let answered = AtomicUsize::new(0);
+    let refused = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    let answer = it.gateway.post(ASK, &body);
+                    answered.fetch_add(1, Relaxed);
+                    if answer.status != 200 {
+                        refused.lock().unwrap().push(answer.text);
+                    }
+                }
+            });
+        }
+        for round in 0..reloads.unwrap_or(20) {
+            let two = if round % 2 == 0 { &urls[2..] } else { &urls[..2] };
+            // Two rounds with the names of the pods before, two with others.
+            fs::write(&it.file, listed(two, if round / 2 % 2 == 0 { 'a' } else { 'n' })).unwrap();
+            let reload = it.gateway.ask("POST", "/config/reload", "");
+            assert_eq!(reload.status, 200, "{}", reload.text);
+            // Sometimes while the pods before still leave, sometimes after that.
+            let had = answered.load(Relaxed);
+            let more = if round % 5 == 4 { 400 } else { 40 };
+            eventually("requests are answered", || answered.load(Relaxed) >= had + more);
+        }
+        is_over.store(true, Relaxed);
+    });
+    let refused = refused.into_inner().unwrap();
+    println!("reloads: {} requests, {} not answered", answered.load(Relaxed), refused.len());
+    assert!(refused.is_empty(), "{refused:?}");
+    eventually("the pods before are gone", || {
+        it.gateway.ask("GET", "/pods", "").json()["pods"].as_array().unwrap().len() == 2
+    });
+}
+
+#[test]
+fn pods_serve_on_until_those_that_take_their_place_answer() {
+    let engines = Engines::start(&["--model", "m", "--engines", "2"]);
+    let it = Reloading::start("reloads_late", &engines);
+    let body = json!({"model": "m", "prompt": "a", "max_tokens": 1});
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let late = silent.local_addr().unwrap().to_string();
+    drop(silent);
+    let reload = |pods: &str| {
+        fs::write(&it.file, pods).unwrap();
+        assert_eq!(it.gateway.ask("POST", "/config/reload", "").status, 200);
+    };
+    let names = || {
+        let pods = it.gateway.ask("GET", "/pods", "").json();
+        let names = pods["pods"].as_array().unwrap().iter();
+        names.map(|pod| pod["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // Under its own name, and then under the name of the old one.
+    for first in ['b', 'a'] {
+        reload(&listed(&[&late], first));
+        assert_eq!(names().len(), 2, "{:?}", names());
+        for _ in 0..3 {
+            let answer = it.gateway.post(ASK, &body);
+            assert_eq!(answer.status, 200, "{}", answer.text);
+        }
+    }
+    reload(&listed(&[&engines.engines[1].http], 'c'));
+    eventually("only the pod that answers is left", || names() == ["c"]);
+    assert_eq!(it.gateway.post(ASK, &body).status, 200);
+    // A pod of another model takes no place.
+    reload(&format!("pods: [{{name: d, url: \"http://{late}\", model: other}}]\n"));
+    assert_eq!(names(), ["d"]);
+    assert!(it.gateway.post(ASK, &body).status >= 404);
 }

@@ -62,6 +62,18 @@ impl Witness {
     }
 }
 
+/// What the router asks on its own account.
+const OWN: [&str; 8] = [
+    "GET /v1/models",
+    "GET /metrics",
+    "GET /health",
+    "GET /version",
+    "GET /kv_event_sources",
+    "GET /get_server_info",
+    "GET /tokenizer_info",
+    "POST /tokenize ",
+];
+
 fn answer(mut stream: TcpStream, kept: &Mutex<Vec<String>>) {
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut all = Vec::new();
@@ -89,8 +101,7 @@ fn answer(mut stream: TcpStream, kept: &Mutex<Vec<String>>) {
     }
     let text = String::from_utf8_lossy(&all).into_owned();
     // The gateway itself asks for these.
-    let is_own =
-        ["GET /v1/models", "GET /metrics", "GET /health"].iter().any(|own| text.starts_with(own));
+    let is_own = OWN.iter().any(|own| text.starts_with(own));
     if !is_own && !text.is_empty() {
         kept.lock().unwrap().push(text);
     }

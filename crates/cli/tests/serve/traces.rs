@@ -253,7 +253,8 @@ fn the_variables_of_opentelemetry_apply_where_the_configuration_says_nothing() {
     assert_eq!(ask(&gateway).finish().unwrap().status, 200);
     eventually("spans came", || !traces.exports().is_empty());
     eventually("metrics came", || !metrics.exports().is_empty());
-    let (trace, metric) = (traces.exports().remove(0), metrics.exports().remove(0));
+    let trace = traces.exports().remove(0);
+    let metric = metrics.exports().remove(0);
     assert_eq!(trace.path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
     assert_eq!((trace.header("api-key"), trace.header("other")), ("a", "b"));
     assert_eq!((metric.path.as_str(), metric.header("api-key")), ("/own", "c"));

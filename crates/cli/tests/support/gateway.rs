@@ -179,6 +179,8 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
         .args(["serve", "--port", "0", "--reveal-pods"])
         .args(arguments)
+        // No test asks a hub that is not its own.
+        .env("HF_HUB_OFFLINE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     if !arguments.contains(&"--lame-duck") {

@@ -17,6 +17,11 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    /// Whether it is one of clients, and not a question of the router itself.
+    fn is_request(&self) -> bool {
+        self.head.starts_with("POST") && self.path != "/tokenize"
+    }
+
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
         lines
@@ -117,7 +122,7 @@ impl Behaviour {
             return "401 Unauthorized".to_owned();
         }
         match &*self.redirect_to.lock().unwrap() {
-            Some(url) if sent.head.starts_with("POST") => {
+            Some(url) if sent.is_request() => {
                 format!("307 Temporary Redirect\r\nlocation: {url}")
             }
             _ => match Poison::of(self, sent) {
@@ -128,7 +133,7 @@ impl Behaviour {
     }
 
     fn refusal_of(&self, sent: &Sent) -> Option<&'static str> {
-        self.refusal.lock().unwrap().filter(|_| sent.head.starts_with("POST"))
+        self.refusal.lock().unwrap().filter(|_| sent.is_request())
     }
 }
 
@@ -221,10 +226,10 @@ impl Recorder {
         self.sent.lock().unwrap().iter().filter(|sent| sent.path == path).cloned().collect()
     }
 
-    /// The posts so far.
+    /// The posts of clients so far.
     pub(crate) fn posted(&self) -> Vec<Sent> {
         let sent = self.sent.lock().unwrap();
-        sent.iter().filter(|sent| sent.head.starts_with("POST")).cloned().collect()
+        sent.iter().filter(|sent| sent.is_request()).cloned().collect()
     }
 }
 
@@ -252,7 +257,7 @@ fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, behaviour: &Behav
     while let Some(sent) = read(&mut *stream) {
         let status = behaviour.head(&sent);
         let mut answer = answer(&sent);
-        let is_post = sent.head.starts_with("POST");
+        let is_post = sent.is_request();
         if is_post {
             answer.extend(std::iter::repeat_n(' ', behaviour.padding.load(Relaxed)));
         }

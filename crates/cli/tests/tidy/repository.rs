@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates that do no I/O, read no clock and spawn nothing.
-pub(crate) const PURE: [&str; 6] = ["time", "yaml", "blocks", "index", "routing", "planner"];
+pub(crate) const PURE: [&str; 7] =
+    ["time", "yaml", "blocks", "index", "routing", "planner", "exchange"];
 
 /// One Rust file.
 pub(crate) struct Source {

@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod continuation;
 pub(crate) mod discovery;
 pub(crate) mod epp;
+pub(crate) mod exchange;
 pub(crate) mod kubernetes;
 pub(crate) mod limits;
 pub(crate) mod listen;

@@ -27,6 +27,8 @@ pub struct ModelConfig {
 /// How a model's prompts are tokenized.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TokenizerChoice {
+    /// One that is found by what the model's engines say of it.
+    Found,
     /// No tokenizer: profiles that need tokens cannot route it.
     None,
     /// One token per byte, as in simulated engines.
@@ -35,10 +37,18 @@ pub enum TokenizerChoice {
     Folder(PathBuf),
 }
 
+impl TokenizerChoice {
+    /// Whether the configuration names a tokenizer.
+    #[must_use]
+    pub const fn is_given(&self) -> bool {
+        matches!(self, Self::Bytes | Self::Folder(_))
+    }
+}
+
 #[rustfmt::skip]
 pub(crate) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name, as the engines report it."),
-    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can route it."),
+    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`; `bytes` for simulated engines; or `none`: its prompts are compared by their text. By default it is found by what the engines say of the model: in their folder, in the Hugging Face cache, at the hub."),
     Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default the greatest common divisor of the sizes that its engines report at `/metrics`, or 16 if none reports one. An engine that reports another size causes a warning."),
     Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines receive the model's own name."),
     Parameter::with_default("wait_for_pod", Takes::Time, "0s", "How long a request waits while no pod that serves the model is up, as after a scale-in to zero; `wornpath_model_waiting_requests` counts it meanwhile, and the router is ready without pods. With 0 it is refused at once."),
@@ -71,9 +81,11 @@ pub(crate) fn models(root: &Node, diagnostics: &mut Diagnostics) -> Vec<ModelCon
 }
 
 fn tokenizer(section: &Section<'_>, diagnostics: &mut Diagnostics) -> TokenizerChoice {
-    let Some(text) = section.maybe::<String>("tokenizer") else { return TokenizerChoice::None };
-    if text == "bytes" {
-        return TokenizerChoice::Bytes;
+    let Some(text) = section.maybe::<String>("tokenizer") else { return TokenizerChoice::Found };
+    match text.as_str() {
+        "bytes" => return TokenizerChoice::Bytes,
+        "none" => return TokenizerChoice::None,
+        _ => {}
     }
     let folder = PathBuf::from(&text);
     if !diagnostics.environment.has_tokenizer(&folder) {

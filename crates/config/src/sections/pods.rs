@@ -29,7 +29,7 @@ pub(crate) const FACTS: &[Parameter] = &[
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
     Parameter::with_default("labels", Takes::Fields, "{}", "Arbitrary labels that profiles can select by."),
     Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
-    Parameter::with_default("events", Takes::Texts, "[]", "Sources of its cache events: `zmq://host:port?replay=port`, where `{host}` stands for the pod's host; `auto`, if the engine reports the address at `/kv_event_sources`; or names of `event_sources`. Without any, its cache content is approximated from the requests it was sent."),
+    Parameter::optional("events", Takes::Texts, "Sources of its cache events: `zmq://host:port?replay=port`, where `{host}` stands for the pod's host; `auto`, if the engine reports the address at `/kv_event_sources`; or names of `event_sources`. By default the engine is asked where it publishes; if it does not say, or with `[]`, its cache content is approximated from the requests it was sent."),
     Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must send; no other token is then accepted for this pod."),
     Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Engine software; `openai` is any OpenAI-compatible server."),
     Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Fitted speed model, for profiles that predict latencies."),
@@ -189,13 +189,6 @@ pub(crate) fn facts(
         (Name::from(key), Name::from(value))
     };
     let events = events(section, scope.sources, diagnostics);
-    if !events.is_empty() && scope.models.is_empty() {
-        let message = "cache events need the pod's model, but `models` is empty";
-        diagnostics.problems.push(
-            Problem::new(ProblemKind::MissingDependency, section.at("events"), message)
-                .cure("list the model with its `tokenizer` under `models`"),
-        );
-    }
     let plain = PodConfig::default();
     let facts = PodFacts {
         models: names("model"),
@@ -216,6 +209,7 @@ pub(crate) fn facts(
     PodConfig {
         facts,
         ranks: section.or("ranks", 1),
+        asks_for_events: section.node("events").is_none(),
         events,
         event_token: diagnostics.digest(section, "event_token_digest"),
         engine,

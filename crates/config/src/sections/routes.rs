@@ -3,7 +3,7 @@
 use wornpath_routing::{PluginView, Profile, ProfileEnv, Role, Slot, Tokens, WithoutEvents};
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes, Yaml};
 
-use super::models::{ModelConfig, TokenizerChoice};
+use super::models::ModelConfig;
 use super::profiles::resolve;
 use crate::builtin::{BUILTIN_PROFILES, DEFAULT_PROFILE, TEXT_PROFILE, builtin_profile};
 use crate::diagnostics::Diagnostics;
@@ -141,8 +141,7 @@ fn check_tokenizers(
     let applies = |model: &&ModelConfig| {
         route.model.as_ref().is_none_or(|name| *name == *model.name.as_str())
     };
-    let without =
-        models.iter().filter(applies).find(|model| model.tokenizer == TokenizerChoice::None);
+    let without = models.iter().filter(applies).find(|model| !model.tokenizer.is_given());
     let message = match without {
         Some(model) => {
             format!(
@@ -203,11 +202,9 @@ fn default_route(
     profiles: &mut Vec<NamedProfile>,
     diagnostics: &mut Diagnostics,
 ) -> Option<RouteSettings> {
-    let has_tokenizer = |model: &ModelConfig| model.tokenizer != TokenizerChoice::None;
     let profile = match &profiles[..] {
         [] => {
-            let all = !models.is_empty() && models.iter().all(has_tokenizer);
-            resolve(if all { DEFAULT_PROFILE } else { TEXT_PROFILE }, profiles);
+            resolve(DEFAULT_PROFILE, profiles);
             return None;
         }
         [only] => only.name.clone(),

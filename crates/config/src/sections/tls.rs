@@ -9,6 +9,7 @@ use wornpath_execution::PodTls;
 use wornpath_yaml::{Node, Parameter, Problem, ProblemKind, Span, Takes};
 
 use crate::diagnostics::Diagnostics;
+use crate::exchange::ExchangeTls;
 use crate::section::Section;
 use crate::tls::{ClientTls, ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
 
@@ -35,6 +36,28 @@ pub(crate) const SERVER_TLS: &[Parameter] = &[
     Parameter::optional("key", Takes::Text, "PEM file with its private key."),
     Parameter::optional("server_name", Takes::Text, "Name in the server's certificate, if it is not the host of its address."),
 ];
+
+#[rustfmt::skip]
+pub(crate) const MUTUAL_TLS: &[Parameter] = &[
+    Parameter::required("ca", Takes::Text, "PEM file with the CA certificates that sign the routers' certificates; a connection to or from any other program is refused."),
+    Parameter::required("certificate", Takes::Text, "PEM file with this router's certificate chain, its own certificate first."),
+    Parameter::required("key", Takes::Text, "PEM file with its private key."),
+    Parameter::optional("server_name", Takes::Text, "Server name in the routers' certificates, if it is not the host in `peers`."),
+];
+
+/// The `tls` of programs that both call and are called, and show each other a certificate.
+pub(crate) fn mutual(node: Option<&Node>, diagnostics: &mut Diagnostics) -> Option<ExchangeTls> {
+    let node = node?;
+    let section = Section::of(Some(node), "tls", node.span, MUTUAL_TLS, &mut diagnostics.problems);
+    let ca = file(&section, "ca", diagnostics, roots)?;
+    let called = identity(&section, diagnostics)?;
+    let caller = ServerIdentity::new(called.chain.clone(), called.key.clone_key());
+    let listener = ListenerTls::new(called, Some(ca.clone()), Oldest::Tls13);
+    let client = ClientTls::new(ca, Some(caller), section.maybe("server_name"));
+    let tls = listener.and_then(|listener| Ok(ExchangeTls { listener, client: client? }));
+    let at = if matches!(tls, Err(TlsError::Name)) { "server_name" } else { "certificate" };
+    tls.map_err(|error| unusable(at, section.at(at), &error, diagnostics)).ok()
+}
 
 /// The `tls` of a listener, if it has one.
 pub(crate) fn listener(node: Option<&Node>, diagnostics: &mut Diagnostics) -> Option<ListenerTls> {

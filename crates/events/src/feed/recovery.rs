@@ -20,13 +20,15 @@ const RELAYED_TIMEOUT_FACTOR: u32 = 20;
 
 /// Why a query is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Recovery {
+pub(super) enum Recovery {
     /// There is no state that events can be applied to.
     Base,
     /// Batches are missing, or their epoch has to be verified.
     Batches,
     /// The digest does not match.
     State,
+    /// What is known is right, and a source may have more.
+    Rest,
     /// Nothing is known to be wrong; a silent source may have lost the last batches.
     Probe,
 }
@@ -83,6 +85,9 @@ impl Feed {
             (Recovery::Batches, ready)
         } else if let Some(since) = self.gap {
             (Recovery::Batches, ready.max(since + self.rules.grace))
+        } else if self.wants_rest {
+            let last = self.last_query.unwrap_or(Moment::ZERO);
+            (Recovery::Rest, last + self.rest_backoff.next_delay())
         } else {
             (Recovery::Probe, ready.max(self.last_activity? + self.rules.probe_after))
         };
@@ -107,27 +112,32 @@ impl Feed {
             }
             Recovery::State if self.can(|one| one.snapshot) => snapshot,
             Recovery::State => Some(RecoveryMethod::Rebuild),
+            Recovery::Rest => snapshot,
             Recovery::Probe => replay,
         }
     }
 
     fn recover(&mut self, next: NextRecovery, now: Moment) -> FeedStep {
         self.last_query = Some(now);
-        let is_probe = next.reason == Recovery::Probe;
+        let reason = next.reason;
         match next.method {
             RecoveryMethod::Replay(source) => {
-                self.counters.replays += u64::from(!is_probe);
+                self.counters.replays += u64::from(reason != Recovery::Probe);
                 // Includes the last batch applied, to verify that it is the same.
                 let from = self.next.saturating_sub(1);
                 let next = self.next;
                 let reply = Some(Reply { from, next, highest: None, unreadable: None });
-                self.pending = Some(PendingQuery { source, at: now, is_probe, reply });
+                self.pending = Some(PendingQuery { source, at: now, reason, reply });
                 FeedStep::Query(source, SourceQuery::Replay { from })
             }
             RecoveryMethod::Snapshot(source) => {
                 self.counters.snapshots += 1;
-                self.pending = Some(PendingQuery { source, at: now, is_probe, reply: None });
-                FeedStep::Query(source, SourceQuery::Snapshot)
+                self.pending = Some(PendingQuery { source, at: now, reason, reply: None });
+                let query = match self.unnamed {
+                    0 => SourceQuery::Snapshot,
+                    _ => SourceQuery::SnapshotWithTokens,
+                };
+                FeedStep::Query(source, query)
             }
             RecoveryMethod::Rebuild => {
                 self.counters.rebuilds += 1;
@@ -196,7 +206,7 @@ pub(super) struct PendingQuery {
     pub(super) source: SourceId,
     /// When it was sent, or the last part of its reply arrived.
     pub(super) at: Moment,
-    pub(super) is_probe: bool,
+    pub(super) reason: Recovery,
     /// The progress of a replay; `None` for a snapshot.
     pub(super) reply: Option<Reply>,
 }
@@ -217,6 +227,11 @@ pub(super) struct Reply {
 impl PendingQuery {
     pub(super) fn is_snapshot(&self) -> bool {
         self.reply.is_none()
+    }
+
+    /// Whether it is for a snapshot in the place of a state that may be wrong.
+    pub(super) fn replaces_state(&self) -> bool {
+        self.is_snapshot() && self.reason != Recovery::Rest
     }
 
     /// The progress of a replay, of which another part has just arrived.

@@ -2,10 +2,10 @@
 
 use super::liveness::EpochRelation;
 use super::recent::Repetition;
-use super::recovery::{PendingQuery, ReplyFailure};
+use super::recovery::{PendingQuery, Recovery, ReplyFailure};
 use super::{BatchAdmission, Feed, Rebuild, SourceId};
 use crate::message::{BatchId, Delivery, EngineDigest};
-use wornpath_index::{Moment, PodDigest};
+use wornpath_index::{Moment, PodDigest, SnapshotApplied};
 
 impl Feed {
     /// Decides what to do with a replayed batch. The first one shows whether the engine has
@@ -129,13 +129,17 @@ impl Feed {
 
     pub(super) fn fail(&mut self, query: &PendingQuery, failure: ReplyFailure) {
         self.counters.failures += 1;
+        if query.reason == Recovery::Rest {
+            self.rest_backoff.failed();
+            return;
+        }
         if query.is_snapshot() || failure == ReplyFailure::Timeout {
             self.backoff.failed();
         }
         // A source that is silent altogether may still have everything when it returns.
         let is_alive = self.last_activity.is_some_and(|last| last > query.at);
         let has_failed = self.backoff.failures() >= self.rules.max_failures;
-        let given_up = is_alive && has_failed && !query.is_probe;
+        let given_up = is_alive && has_failed && query.reason != Recovery::Probe;
         if !query.is_snapshot() && (failure == ReplyFailure::Refused || given_up) {
             self.replay_exhausted = true;
         }
@@ -150,7 +154,11 @@ impl Feed {
         if self.is_quarantined(now) {
             return BatchAdmission::Skip;
         }
-        self.pending.take_if(|query| query.is_snapshot());
+        let answered = self.pending.take_if(|query| query.is_snapshot());
+        if answered.is_some_and(|query| query.reason == Recovery::Rest) {
+            // Unless it has the rest, which ends the row of failures.
+            self.rest_backoff.failed();
+        }
         let relation = self.compare_epoch(id.epoch, Delivery::Live, now);
         if relation == EpochRelation::Outdated {
             self.counters.outdated += 1;
@@ -169,8 +177,9 @@ impl Feed {
         BatchAdmission::Apply
     }
 
-    /// Records that a snapshot was applied, and how many early batches after it.
-    pub fn snapshot_applied(&mut self, id: BatchId, caught_up: usize, now: Moment) {
+    /// Records what became of a snapshot.
+    pub fn snapshot_applied(&mut self, id: BatchId, applied: SnapshotApplied, now: Moment) {
+        let SnapshotApplied { caught_up, unnamed, missing } = applied;
         if let Some(last) = id.sequence {
             self.numbered = true;
             self.recent.clear();
@@ -181,7 +190,13 @@ impl Feed {
         self.drop_resumed();
         self.has_base = true;
         self.verifying = false;
-        self.partial = false;
+        if missing == 0 {
+            self.become_whole();
+        } else {
+            self.partial = true;
+            self.unnamed = unnamed as u64;
+            self.wants_rest = unnamed > 0;
+        }
         // The next digest shows whether it helped.
         if !self.digest_differs {
             self.backoff.succeeded();
@@ -246,7 +261,7 @@ impl Feed {
         } else {
             self.backoff.succeeded();
             self.has_base = true;
-            self.partial = false;
+            self.become_whole();
             if self.awaits_confirmation() && (engine.sequence.is_some() || !self.numbered) {
                 // The same number and the same blocks: the engine's next batch follows.
                 self.verifying = false;

@@ -92,6 +92,9 @@ pub struct FeedStatus {
     pub phantom: u64,
     /// By the last digest, at least so many blocks of the pod's cache are not in the index.
     pub missing: u64,
+    /// Hashes that the last snapshot named and whose tokens are unknown: blocks of the pod's cache
+    /// that no query finds.
+    pub unnamed: u64,
     /// What became of the pod's checkpoint, if there was one.
     pub resumed: Option<Resumed>,
     /// Counters since the pod was added.

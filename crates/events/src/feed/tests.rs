@@ -3,7 +3,7 @@
 use super::*;
 use crate::message::{EngineDigest, SourceHeartbeat, SourceQuery};
 use std::time::Duration;
-use wornpath_index::{BlockDigest, PodDigest};
+use wornpath_index::{BlockDigest, PodDigest, SnapshotApplied};
 
 const NOW: Moment = Moment::from_secs(100);
 const REPLAY: Capabilities = Capabilities { replay: true, snapshot: false, relayed: false };
@@ -175,7 +175,7 @@ fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_repaired_by_a_snapshot(
     assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Snapshot));
     assert_eq!(take(&mut feed, source, of_epoch(1, 1), Delivery::Live), BatchAdmission::Hold);
     assert_eq!(feed.admit_snapshot(of_epoch(1, 3), NOW), BatchAdmission::Apply);
-    feed.snapshot_applied(of_epoch(1, 3), 0, NOW);
+    feed.snapshot_applied(of_epoch(1, 3), SnapshotApplied::default(), NOW);
     assert_eq!(feed.status(NOW).state, FeedState::Live);
     assert_eq!(feed.admit_snapshot(of_epoch(1, 2), NOW), BatchAdmission::Skip, "an old snapshot");
 }
@@ -194,7 +194,7 @@ fn snapshots_that_do_not_repair_a_difference_are_requested_with_backoff() {
         if query(&mut feed, now).is_some() {
             snapshots += 1;
             feed.admit_snapshot(of_epoch(1, 0), now);
-            feed.snapshot_applied(of_epoch(1, 0), 0, now);
+            feed.snapshot_applied(of_epoch(1, 0), SnapshotApplied::default(), now);
         }
     }
     assert!((4..=8).contains(&snapshots), "{snapshots} in a minute");
@@ -472,7 +472,8 @@ fn states_up_to(top: u64, capabilities: Capabilities) -> Vec<FeedState> {
             take(&mut feed, source, of_epoch(top, top), Delivery::Replay);
             feed.replay_ended(source, now);
             feed.admit_snapshot(of_epoch(top, top), now);
-            feed.snapshot_applied(of_epoch(top, top), 1, now);
+            let applied = SnapshotApplied { caught_up: 1, ..SnapshotApplied::default() };
+            feed.snapshot_applied(of_epoch(top, top), applied, now);
         }
         states.push(feed.status(now).state);
     }
@@ -489,4 +490,45 @@ fn the_highest_sequence_numbers_do_not_overflow() {
             assert!(last == ordinary || *last != FeedState::Live, "{last:?}, not {ordinary:?}");
         }
     }
+}
+
+#[test]
+fn a_snapshot_of_unknown_hashes_leaves_the_pod_partial_and_asks_for_their_tokens() {
+    let (mut feed, source) = feed(SNAPSHOT);
+    assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Snapshot));
+    let unnamed = SnapshotApplied { unnamed: 5, missing: 5, caught_up: 0 };
+    let id = BatchId::default();
+    assert_eq!(feed.admit_snapshot(id, NOW), BatchAdmission::Apply);
+    feed.snapshot_applied(id, unnamed, NOW);
+    let status = feed.status(NOW);
+    assert_eq!((status.state, status.unnamed), (FeedState::Partial, 5));
+    // A source that never answers is asked less and less often, and its batches are not held.
+    let mut asked = Vec::new();
+    for second in 0..130 {
+        let now = NOW + Duration::from_secs(second);
+        if let Some(query) = query(&mut feed, now) {
+            assert_eq!(query, SourceQuery::SnapshotWithTokens);
+            asked.push(second);
+        }
+        assert!(!feed.holds());
+        assert_eq!(take(&mut feed, source, id, Delivery::Live), BatchAdmission::Apply);
+        assert_eq!(feed.status(NOW).state, FeedState::Partial);
+    }
+    assert_eq!(asked, [1, 3, 7, 15, 31, 61, 91, 121]);
+    assert_eq!(feed.admit_snapshot(id, NOW), BatchAdmission::Apply);
+    feed.snapshot_applied(id, SnapshotApplied::default(), NOW);
+    let status = feed.status(NOW);
+    assert_eq!((status.state, status.unnamed), (FeedState::Live, 0));
+    assert_eq!(query(&mut feed, NOW + Duration::from_secs(999)), None);
+}
+
+#[test]
+fn blocks_beyond_a_limit_leave_the_pod_partial_and_are_not_asked_for() {
+    let (mut feed, _) = feed(SNAPSHOT);
+    assert_eq!(query(&mut feed, NOW), Some(SourceQuery::Snapshot));
+    assert_eq!(feed.admit_snapshot(BatchId::default(), NOW), BatchAdmission::Apply);
+    let refused = SnapshotApplied { unnamed: 0, missing: 7, caught_up: 0 };
+    feed.snapshot_applied(BatchId::default(), refused, NOW);
+    assert_eq!(feed.status(NOW).state, FeedState::Partial);
+    assert_eq!(query(&mut feed, NOW + Duration::from_secs(999)), None);
 }

@@ -3,9 +3,10 @@
 
 use super::access::{PodTokens, PushAccess};
 use super::epochs::LatestEpochs;
+use super::parts::{OutOfOrder, SnapshotPart, SnapshotParts};
 use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
@@ -28,6 +29,8 @@ pub(super) struct QueuedMessages {
 pub(super) enum IntakeError {
     /// The queue is full.
     Full,
+    /// A part of a snapshot does not continue what the pod has begun.
+    OutOfOrder,
     /// The router shuts down.
     #[cfg_attr(not(feature = "grpc"), allow(dead_code, reason = "posts do not wait for room"))]
     Closed,
@@ -39,6 +42,7 @@ pub(super) struct Intake {
     pub(super) snapshots: Arc<SnapshotRequests>,
     tokens: Arc<PodTokens>,
     epochs: Arc<LatestEpochs>,
+    parts: Arc<SnapshotParts>,
     queue: mpsc::Sender<QueuedMessages>,
     items: Arc<Semaphore>,
 }
@@ -50,6 +54,7 @@ impl Intake {
             snapshots: Arc::default(),
             tokens,
             epochs: Arc::default(),
+            parts: Arc::default(),
             queue: sender,
             items: Arc::new(Semaphore::new(MAX_QUEUED_ITEMS)),
         };
@@ -90,6 +95,30 @@ impl Intake {
         Ok(outdated)
     }
 
+    /// Keeps a part of a snapshot, and queues the snapshot if that was the last one. A snapshot
+    /// whose parts do not fit together is dropped.
+    pub(super) fn try_submit_part(
+        &self,
+        pod: &PodName,
+        part: SnapshotPart,
+    ) -> Result<Option<Epoch>, IntakeError> {
+        let alive = vec![SourceMessage::Connected, SourceMessage::Alive];
+        let room = Arc::clone(&self.items).try_acquire_many_owned(items_of(part.batch.items()));
+        let room = room.map_err(|_| IntakeError::Full)?;
+        match self.parts.add(pod, part, room, Instant::now()) {
+            Ok(None) => self.try_submit(pod, alive),
+            Ok(Some(whole)) => {
+                // It answers what was asked while it was being posted.
+                self.snapshots.take(pod);
+                // Its room is free for the moment that it takes to queue it as one message.
+                let (snapshot, room) = whole.into_message();
+                drop(room);
+                self.try_submit(pod, vec![SourceMessage::Connected, snapshot])
+            }
+            Err(OutOfOrder) => Err(IntakeError::OutOfOrder),
+        }
+    }
+
     /// Queues a report, and waits for room.
     #[cfg(feature = "grpc")]
     pub(super) async fn submit(
@@ -121,13 +150,25 @@ fn item_count(messages: &[SourceMessage]) -> u32 {
         SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } => batch.items(),
         _ => 0,
     };
-    let total: usize = messages.iter().map(items).sum();
-    u32::try_from(total.min(MAX_QUEUED_ITEMS)).unwrap_or(u32::MAX)
+    items_of(messages.iter().map(items).sum())
+}
+
+fn items_of(items: usize) -> u32 {
+    u32::try_from(items.min(MAX_QUEUED_ITEMS)).unwrap_or(u32::MAX)
+}
+
+/// What a sidecar should send.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum SnapshotRequest {
+    /// A snapshot; hashes suffice where the router knows their tokens.
+    Any,
+    /// A snapshot with the tokens of every block.
+    WithTokens,
 }
 
 /// Pods whose sidecar should send a snapshot.
 pub(super) struct SnapshotRequests {
-    pods: Mutex<BTreeSet<PodName>>,
+    pods: Mutex<BTreeMap<PodName, SnapshotRequest>>,
     changed: watch::Sender<()>,
 }
 
@@ -138,18 +179,20 @@ impl Default for SnapshotRequests {
 }
 
 impl SnapshotRequests {
-    fn pods(&self) -> MutexGuard<'_, BTreeSet<PodName>> {
+    fn pods(&self) -> MutexGuard<'_, BTreeMap<PodName, SnapshotRequest>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn request(&self, pod: &PodName) {
-        self.pods().insert(Arc::clone(pod));
+    pub(super) fn request(&self, pod: &PodName, request: SnapshotRequest) {
+        let mut pods = self.pods();
+        let pending = pods.entry(Arc::clone(pod)).or_insert(request);
+        *pending = request.max(*pending);
+        drop(pods);
         self.changed.send_replace(());
     }
 
-    /// Removes the request for a pod. Returns whether there was one, which the caller must then
-    /// pass on.
-    pub(super) fn take(&self, pod: &str) -> bool {
+    /// Removes the request for a pod, which the caller must then pass on.
+    pub(super) fn take(&self, pod: &str) -> Option<SnapshotRequest> {
         self.pods().remove(pod)
     }
 

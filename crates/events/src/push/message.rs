@@ -1,13 +1,17 @@
 //! The conversion of the messages of `proto/events.proto`.
 
+use super::proto;
 pub use super::proto::event::What;
 pub use super::proto::report::Said;
-pub use super::proto::{Batch, Digest, Event, Nothing, Removed, Report, Stored, TierDigest, Wish};
+pub use super::proto::{
+    Batch, Digest, Event, Location as WireLocation, Nothing, Removed, Report, Stored, TierDigest,
+    Wish,
+};
 use super::request::{named, with_salt};
 use crate::message::{BatchId, Delivery, EngineDigest, Epoch, SourceMessage};
 use crate::wire::{self, WireBatch, WireEvent, WireLimits, WireRemoved};
 use crate::wire::{ExtraKeysBuffer, WireStored, tier_by_name};
-use wornpath_index::{BlockDigest, EngineHash, Tier};
+use wornpath_index::{BlockDigest, EngineHash, Location, Tier};
 
 impl Report {
     /// Converts the report; `None` for one without content.
@@ -64,14 +68,22 @@ impl Stored {
         let is_first = self.parent.is_none();
         let salt = Some(self.salt.as_str()).filter(|salt| is_first && !salt.is_empty());
         let keys: ExtraKeysBuffer = with_salt(salt, blocks.len());
+        let locations: Vec<Location> = self.locations.iter().map(Location::from).collect();
         batch.push(WireEvent::Stored(WireStored {
             parent: self.parent.map(EngineHash),
             tokens: &self.tokens,
             block_size: self.block_size,
             lora_name: Some(self.lora.as_str()).filter(|lora| !lora.is_empty()),
             extra_keys: keys.keys(),
+            locations: &locations,
             ..named(&blocks, tier(&self.tier))
         }));
+    }
+}
+
+impl From<&proto::Location> for Location {
+    fn from(proto::Location { offset, length, device }: &proto::Location) -> Self {
+        Self { offset: *offset, length: *length, device: *device }
     }
 }
 
@@ -96,6 +108,7 @@ fn tier(name: &str) -> Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::push::request::{PushedReport, Reported};
     use prost::Message;
 
     #[test]
@@ -111,8 +124,8 @@ mod tests {
         expected.extend(stored);
         assert_eq!(report.encode_to_vec(), expected);
         assert_eq!(Report::decode(&expected[..]).unwrap(), report);
-        assert_eq!(Wish { sync: true, outdated: None }.encode_to_vec(), [8, 1]);
-        let outdated = Wish { sync: false, outdated: Some(7) };
+        assert_eq!(Wish { sync: true, outdated: None, tokens: false }.encode_to_vec(), [8, 1]);
+        let outdated = Wish { sync: false, outdated: Some(7), tokens: false };
         assert_eq!(outdated.encode_to_vec(), [16, 7]);
     }
 
@@ -124,6 +137,10 @@ mod tests {
             block_size: 2,
             tier: "cpu".to_owned(),
             salt: "t".to_owned(),
+            locations: vec![
+                proto::Location { offset: 4096, length: 2048, device: 1 },
+                proto::Location { offset: 8192, length: 2048, device: 0 },
+            ],
             ..Stored::default()
         };
         let events = vec![Event { what: Some(What::Stored(stored)) }, Event { what: None }];
@@ -133,12 +150,15 @@ mod tests {
             panic!("{report:?}")
         };
         assert_eq!((id.epoch, id.sequence), (Some(Epoch(3)), Some(9)));
-        let posted = super::super::PushedMessage::parse(
+        let posted = PushedReport::parse(
             "/events/stored",
             br#"{"pod": "a", "epoch": 3, "sequence": 9, "stored": [{"hashes": [1, 2],
-               "tokens": [5, 5, 6, 6], "block_size": 2, "tier": "cpu", "salt": "t"}]}"#,
+               "tokens": [5, 5, 6, 6], "block_size": 2, "tier": "cpu", "salt": "t", "locations": [
+               {"offset": 4096, "length": 2048, "device": 1}, {"offset": 8192, "length": 2048}]}]}"#,
         );
-        let SourceMessage::Batch { batch: posted, .. } = posted.unwrap().messages.remove(0) else {
+        let Ok(Reported::Message(SourceMessage::Batch { batch: posted, .. })) =
+            posted.map(|posted| posted.reported)
+        else {
             panic!()
         };
         assert!(batch.events().eq(posted.events()));

@@ -57,14 +57,14 @@ pub struct Batch {
     pub events: ::prost::alloc::vec::Vec<Event>,
 }
 /// One cache event.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Event {
     #[prost(oneof = "event::What", tags = "1, 2, 3")]
     pub what: ::core::option::Option<event::What>,
 }
 /// Nested message and enum types in `Event`.
 pub mod event {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum What {
         /// Blocks were stored.
         #[prost(message, tag = "1")]
@@ -78,7 +78,7 @@ pub mod event {
     }
 }
 /// Consecutive blocks of a prompt.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Stored {
     /// The engine's own hashes.
     #[prost(fixed64, repeated, tag = "1")]
@@ -101,6 +101,22 @@ pub struct Stored {
     /// The tenant's salt, if any.
     #[prost(string, tag = "7")]
     pub salt: ::prost::alloc::string::String,
+    /// Where each block lies on its tier; none if that is not known.
+    #[prost(message, repeated, tag = "8")]
+    pub locations: ::prost::alloc::vec::Vec<Location>,
+}
+/// Where a block lies on its tier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Location {
+    /// Bytes from the beginning of the device or file.
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    /// Bytes of the block; zero if not known.
+    #[prost(uint64, tag = "2")]
+    pub length: u64,
+    /// The number of the device on this tier.
+    #[prost(uint32, tag = "3")]
+    pub device: u32,
 }
 /// Removed blocks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -142,4 +158,7 @@ pub struct Wish {
     /// no effect.
     #[prost(uint64, optional, tag = "2")]
     pub outdated: ::core::option::Option<u64>,
+    /// With the tokens of every block: the last one named blocks that the router does not know.
+    #[prost(bool, tag = "3")]
+    pub tokens: bool,
 }

@@ -1,5 +1,6 @@
 //! Parses a pushed request: from a path and its JSON to typed messages, without I/O.
 
+use super::parts::SnapshotPart;
 use crate::message::{BatchId, Delivery, EngineDigest, Epoch, SourceMessage};
 use crate::transport::PodName;
 use crate::wire::{
@@ -8,7 +9,7 @@ use crate::wire::{
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use wornpath_index::{BlockDigest, EngineHash, Tier};
+use wornpath_index::{BlockDigest, EngineHash, Location, Tier};
 
 /// Why a request was refused. The sidecar is at fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -40,7 +41,22 @@ pub enum PushError {
         /// What is valid there.
         expected: &'static str,
     },
+    /// A part of a snapshot that has another number than its snapshot can have.
+    #[error(
+        "{path}: part {part} of {parts}; `part` counts from 0 and stays below `parts`, which is at most {MOST_PARTS}"
+    )]
+    Part {
+        /// The request's path.
+        path: String,
+        /// The number of the part.
+        part: u32,
+        /// The number of parts.
+        parts: u32,
+    },
 }
+
+/// A snapshot of ten million blocks in parts of two thousand.
+const MOST_PARTS: u32 = 5_000;
 
 #[derive(Deserialize)]
 struct JsonBody {
@@ -55,6 +71,9 @@ struct JsonBody {
     active: Option<Vec<JsonHash>>,
     tier: Option<TierName>,
     tiers: Option<BTreeMap<TierName, JsonDigest>>,
+    #[serde(default)]
+    part: u32,
+    parts: Option<u32>,
 }
 
 /// Consecutive blocks of a prompt.
@@ -69,6 +88,24 @@ struct JsonStored {
     tier: Option<TierName>,
     lora: Option<String>,
     salt: Option<String>,
+    #[serde(default)]
+    locations: Vec<JsonLocation>,
+}
+
+/// Where a block lies on its tier.
+#[derive(Deserialize)]
+struct JsonLocation {
+    offset: u64,
+    #[serde(default)]
+    length: u64,
+    #[serde(default)]
+    device: u32,
+}
+
+impl From<&JsonLocation> for Location {
+    fn from(JsonLocation { offset, length, device }: &JsonLocation) -> Self {
+        Self { offset: *offset, length: *length, device: *device }
+    }
 }
 
 #[derive(Deserialize)]
@@ -121,16 +158,25 @@ impl TryFrom<String> for TierName {
     }
 }
 
-/// The messages of a request.
+/// A request.
 #[derive(Clone, Debug)]
-pub struct PushedMessage {
+pub struct PushedReport {
     /// The pod it is about.
     pub pod: PodName,
-    /// In order.
-    pub messages: Vec<SourceMessage>,
+    /// What it says.
+    pub(super) reported: Reported,
 }
 
-impl PushedMessage {
+/// What a request says.
+#[derive(Clone, Debug)]
+pub(super) enum Reported {
+    /// A message.
+    Message(SourceMessage),
+    /// A part of a snapshot.
+    Part(SnapshotPart),
+}
+
+impl PushedReport {
     /// Parses a request.
     ///
     /// # Errors
@@ -141,20 +187,32 @@ impl PushedMessage {
             path: path.to_owned(),
             problem: error.to_string(),
         })?;
-        Ok(Self { messages: parse(&body, path)?, pod: body.pod.into() })
+        Ok(Self { reported: parse(&body, path)?, pod: body.pod.into() })
+    }
+
+    /// The cache events in it, if it has any.
+    #[must_use]
+    pub fn batch(&self) -> Option<&WireBatch> {
+        match &self.reported {
+            Reported::Message(
+                SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. },
+            ) => Some(batch),
+            Reported::Message(_) => None,
+            Reported::Part(part) => Some(&part.batch),
+        }
     }
 }
 
-type Parser = fn(&JsonBody, &str) -> Result<Vec<SourceMessage>, PushError>;
+type Parser = fn(&JsonBody, &str) -> Result<Reported, PushError>;
 
 fn parser(path: &str) -> Result<Parser, PushError> {
     Ok(match path {
-        "/events/register" => |body, _| Ok(register(body)),
+        "/events/register" => |body, _| Ok(Reported::Message(register(body))),
         "/events/stored" => stored,
         "/events/evicted" | "/internal/eviction" => evicted,
         "/events/sync" | "/internal/sync" => sync,
         "/events/digest" => digest,
-        "/events/bye" => |_, _| Ok(vec![SourceMessage::Bye]),
+        "/events/bye" => |_, _| Ok(Reported::Message(SourceMessage::Bye)),
         _ => return Err(PushError::Path { path: path.to_owned() }),
     })
 }
@@ -173,27 +231,31 @@ fn missing(path: &str, field: &'static str, expected: &'static str) -> PushError
     PushError::Missing { path: path.to_owned(), field, expected }
 }
 
-fn register(body: &JsonBody) -> Vec<SourceMessage> {
-    vec![body.epoch.map_or(SourceMessage::Alive, |epoch| SourceMessage::Started(Epoch(epoch)))]
+fn register(body: &JsonBody) -> SourceMessage {
+    body.epoch.map_or(SourceMessage::Alive, |epoch| SourceMessage::Started(Epoch(epoch)))
 }
 
-fn stored(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
+fn live(body: &JsonBody, batch: Box<WireBatch>) -> Reported {
+    Reported::Message(SourceMessage::Batch { id: body.id(), delivery: Delivery::Live, batch })
+}
+
+fn stored(body: &JsonBody, path: &str) -> Result<Reported, PushError> {
     let stored =
         body.stored.as_deref().ok_or(missing(path, "stored", "a list of stored blocks"))?;
     let mut batch = Box::<WireBatch>::default();
     stored.iter().for_each(|one| push_stored(&mut batch, one));
-    Ok(vec![SourceMessage::Batch { id: body.id(), delivery: Delivery::Live, batch }])
+    Ok(live(body, batch))
 }
 
-fn evicted(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
+fn evicted(body: &JsonBody, path: &str) -> Result<Reported, PushError> {
     let names = body.evicted.as_deref().ok_or(missing(path, "evicted", "a list of hashes"))?;
     let mut batch = Box::<WireBatch>::default();
     let blocks = hashes(names);
     batch.push(WireEvent::Removed(WireRemoved { blocks: &blocks, tier: body.tier(), group: None }));
-    Ok(vec![SourceMessage::Batch { id: body.id(), delivery: Delivery::Live, batch }])
+    Ok(live(body, batch))
 }
 
-fn sync(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
+fn sync(body: &JsonBody, path: &str) -> Result<Reported, PushError> {
     let mut batch = Box::<WireBatch>::default();
     match (&body.stored, &body.active) {
         (None, None) => return Err(missing(path, "active", "a list of hashes, or `stored`")),
@@ -205,28 +267,37 @@ fn sync(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
             }
         }
     }
-    Ok(vec![SourceMessage::Snapshot { id: body.id(), batch }])
+    let id = body.id();
+    let Some(parts) = body.parts else {
+        return Ok(Reported::Message(SourceMessage::Snapshot { id, batch }));
+    };
+    if body.part >= parts || parts > MOST_PARTS {
+        return Err(PushError::Part { path: path.to_owned(), part: body.part, parts });
+    }
+    Ok(Reported::Part(SnapshotPart { id, part: body.part, parts, batch }))
 }
 
-fn digest(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
+fn digest(body: &JsonBody, path: &str) -> Result<Reported, PushError> {
     let sums = body.tiers.as_ref().ok_or(missing(path, "tiers", "count and xor by tier"))?;
     let mut tiers = [BlockDigest::default(); 4];
     for (tier, sum) in sums {
         tiers[tier.0 as usize] = BlockDigest { count: sum.count, xor: sum.xor.0.0 };
     }
     let BatchId { epoch, sequence, .. } = body.id();
-    Ok(vec![SourceMessage::Digest(EngineDigest { epoch, sequence, tiers })])
+    Ok(Reported::Message(SourceMessage::Digest(EngineDigest { epoch, sequence, tiers })))
 }
 
 fn push_stored(batch: &mut WireBatch, one: &JsonStored) {
     let blocks = hashes(&one.hashes);
     let keys = with_salt(one.salt.as_deref().filter(|_| one.parent.is_none()), blocks.len());
+    let locations: Vec<Location> = one.locations.iter().map(Location::from).collect();
     batch.push(WireEvent::Stored(WireStored {
         parent: one.parent.map(|parent| parent.0),
         tokens: &one.tokens,
         block_size: one.block_size,
         lora_name: one.lora.as_deref(),
         extra_keys: keys.keys(),
+        locations: &locations,
         ..named(&blocks, one.tier.map_or(Tier::Gpu, |tier| tier.0))
     }));
 }
@@ -254,6 +325,7 @@ pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> WireStored<'_> {
         extra_keys: Default::default(),
         group: None,
         attention: GroupAttention::Unspecified,
+        locations: &[],
     }
 }
 
@@ -266,10 +338,9 @@ mod tests {
     use super::*;
 
     fn parse_one(path: &str, body: &str) -> (PodName, SourceMessage) {
-        let PushedMessage { pod, mut messages } =
-            PushedMessage::parse(path, body.as_bytes()).unwrap();
-        assert_eq!(messages.len(), 1);
-        (pod, messages.remove(0))
+        let PushedReport { pod, reported } = PushedReport::parse(path, body.as_bytes()).unwrap();
+        let Reported::Message(message) = reported else { panic!("{reported:?}") };
+        (pod, message)
     }
 
     #[test]
@@ -298,6 +369,21 @@ mod tests {
         let SourceMessage::Batch { batch, .. } = messages else { panic!("{messages:?}") };
         let Some(WireEvent::Stored(stored)) = batch.events().next() else { panic!() };
         assert_eq!((stored.parent, stored.extra_keys.len()), (Some(EngineHash(1)), 0));
+    }
+
+    #[test]
+    fn a_part_of_a_snapshot_says_which_one_it_is() {
+        let body = r#"{"pod": "a", "sequence": 4, "part": 2, "parts": 3, "stored": []}"#;
+        let report = PushedReport::parse("/events/sync", body.as_bytes()).unwrap();
+        let Reported::Part(part) = &report.reported else { panic!("{report:?}") };
+        assert_eq!((part.part, part.parts, part.id.sequence), (2, 3, Some(4)));
+        assert!(report.batch().unwrap().is_empty());
+        for (part, parts) in [(3, 3), (0, 0), (0, 5001)] {
+            let body = format!(r#"{{"pod": "a", "part": {part}, "parts": {parts}, "active": []}}"#);
+            let error = PushedReport::parse("/events/sync", body.as_bytes()).unwrap_err();
+            let expected = format!("/events/sync: part {part} of {parts}; `part` counts from 0");
+            assert!(error.to_string().starts_with(&expected), "{error}");
+        }
     }
 
     #[test]
@@ -330,7 +416,7 @@ mod tests {
     #[test]
     fn an_error_names_what_is_wrong() {
         let refusal = |path: &str, body: &str| {
-            PushedMessage::parse(path, body.as_bytes()).unwrap_err().to_string()
+            PushedReport::parse(path, body.as_bytes()).unwrap_err().to_string()
         };
         assert!(refusal("/events/fly", "{}").contains("use /events/ and register"));
         assert!(refusal("/events/bye", "{}").contains("missing field `pod`"));

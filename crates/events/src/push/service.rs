@@ -1,8 +1,8 @@
 //! HTTP server for pushed events.
 
 use super::access::PushAccess;
-use super::intake::Intake;
-use super::request::{PushError, PushedMessage};
+use super::intake::{Intake, IntakeError, SnapshotRequest};
+use super::request::{PushError, PushedReport, Reported};
 use crate::message::SourceMessage;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -192,7 +192,7 @@ impl PushService {
             }
             Err(failure) => return error(StatusCode::BAD_REQUEST, &format!("body: {failure}")),
         };
-        let parsed = PushedMessage::parse(head.uri.path(), &body);
+        let parsed = PushedReport::parse(head.uri.path(), &body);
         drop((body, space));
         match parsed {
             Ok(pushed) if !self.intake.has_pod(&pushed.pod) => {
@@ -211,14 +211,29 @@ impl PushService {
         }
     }
 
-    fn submit(&self, PushedMessage { pod, mut messages }: PushedMessage) -> Response<Full<Bytes>> {
-        // A sidecar that posts can be asked for a snapshot.
-        messages.insert(0, SourceMessage::Connected);
-        let Ok(outdated) = self.intake.try_submit(&pod, messages) else {
-            return error(StatusCode::SERVICE_UNAVAILABLE, "event queue full; retry later");
+    fn submit(&self, PushedReport { pod, reported }: PushedReport) -> Response<Full<Bytes>> {
+        // A sidecar that posts can be asked for a snapshot, unless it is posting one.
+        let (submitted, is_free) = match reported {
+            Reported::Message(message) => {
+                (self.intake.try_submit(&pod, vec![SourceMessage::Connected, message]), true)
+            }
+            Reported::Part(part) => (self.intake.try_submit_part(&pod, part), false),
         };
-        let sync = self.intake.snapshots.take(&pod);
-        let mut body = serde_json::json!({ "sync": sync });
+        let outdated = match submitted {
+            Ok(outdated) => outdated,
+            Err(IntakeError::OutOfOrder) => {
+                let message = "part: does not continue the last one of this pod; begin with part 0";
+                return error(StatusCode::CONFLICT, message);
+            }
+            Err(IntakeError::Full | IntakeError::Closed) => {
+                return error(StatusCode::SERVICE_UNAVAILABLE, "event queue full; retry later");
+            }
+        };
+        let request = if is_free { self.intake.snapshots.take(&pod) } else { None };
+        let mut body = serde_json::json!({ "sync": request.is_some() });
+        if request == Some(SnapshotRequest::WithTokens) {
+            body["tokens"] = true.into();
+        }
         if let Some(epoch) = outdated {
             body["outdated"] = epoch.0.into();
         }

@@ -5,7 +5,7 @@
 //! down its own sender only.
 
 use super::access::PushAccess;
-use super::intake::Intake;
+use super::intake::{Intake, SnapshotRequest};
 use super::message::{Report, Wish};
 use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
@@ -95,8 +95,10 @@ impl PushStream {
     /// The next reply to the engine; `None` when the engine has closed its side.
     async fn next(&mut self) -> Option<Result<Wish, Status>> {
         while !self.has_failed {
-            if self.pod.as_ref().is_some_and(|pod| self.intake.snapshots.take(pod)) {
-                return Some(Ok(Wish { sync: true, outdated: None }));
+            let request = self.pod.as_ref().and_then(|pod| self.intake.snapshots.take(pod));
+            if let Some(request) = request {
+                let tokens = request == SnapshotRequest::WithTokens;
+                return Some(Ok(Wish { sync: true, outdated: None, tokens }));
             }
             tokio::select! {
                 report = self.reports.message() => {
@@ -104,7 +106,8 @@ impl PushStream {
                     match self.submit(&report).await {
                         Ok(None) => {}
                         Ok(Some(epoch)) => {
-                            return Some(Ok(Wish { sync: false, outdated: Some(epoch.0) }));
+                            let outdated = Some(epoch.0);
+                            return Some(Ok(Wish { sync: false, outdated, tokens: false }));
                         }
                         Err(status) => {
                             self.has_failed = true;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::wire::{ExtraKeysBuffer, GroupAttention, WireExtraKey, WireRemoved};
-use wornpath_index::{EngineHash, Tier};
+use wornpath_index::{EngineHash, Location, Tier};
 
 const MODEL: &str = "tiny";
 
@@ -200,4 +200,22 @@ fn of_several_clears_in_a_row_one_is_applied() {
     let events = translator.translate(&batch).unwrap().events;
     let is_clear = |event: &CacheEvent<'_>| *event == CacheEvent::Cleared;
     assert_eq!(events.iter().map(is_clear).collect::<Vec<_>>(), [true, false, true]);
+}
+
+#[test]
+fn a_block_lies_where_the_source_says_and_a_missing_location_refuses_the_batch() {
+    let names = hashes(&[1, 2]);
+    let tokens = [5, 6, 7, 8, 9, 10, 11, 12];
+    let places = [0, 1].map(|at| Location { offset: 4096 * at, length: 4096, device: 3 });
+    let mut translator = translator(4);
+    let store = WireStored { locations: &places, ..stored(&names, &tokens) };
+    let batch = batch_of(Wire::Stored(store));
+    let translated = translator.translate(&batch).unwrap();
+    let [CacheEvent::Stored(StoredBlocks { locations, .. })] = translated.events[..] else {
+        panic!("{translated:?}")
+    };
+    assert_eq!(locations, places);
+    let batch = batch_of(Wire::Stored(WireStored { locations: &places[..1], ..store }));
+    let error = translator.translate(&batch).unwrap_err();
+    assert_eq!(error, TranslateError::Locations { blocks: 2, locations: 1 });
 }

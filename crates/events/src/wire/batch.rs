@@ -1,13 +1,13 @@
 //! One message's events, in flat buffers.
 //!
-//! Hashes, tokens and extra keys of all events are in three flat lists, and an event holds ranges
+//! Hashes, tokens, locations and extra keys of all events are in flat lists, and an event holds ranges
 //! of them: decoding allocates for the lists, not for each event. A caller that decodes into the
 //! same batch again allocates only for a message that is larger than those before it. Transports
 //! do not: a pod may hold a batch back, so each message has a batch of its own.
 
 use super::extra::{ExtraKeysBuffer, Span, WireExtraKeys};
 use bytes::Bytes;
-use wornpath_index::{EngineHash, Tier};
+use wornpath_index::{EngineHash, Location, Tier};
 
 /// Buffers shrink to this many items after a huge message.
 const KEPT_ITEMS: usize = 1 << 17;
@@ -49,6 +49,8 @@ pub struct WireStored<'a> {
     pub group: Option<u32>,
     /// Which blocks that group keeps.
     pub attention: GroupAttention,
+    /// Where each block lies on its tier; empty if the source does not say so.
+    pub locations: &'a [Location],
 }
 
 impl<'a> WireStored<'a> {
@@ -66,6 +68,7 @@ impl<'a> WireStored<'a> {
             extra_keys: WireExtraKeys::default(),
             group: None,
             attention: GroupAttention::Unspecified,
+            locations: &[],
         }
     }
 }
@@ -104,6 +107,7 @@ pub(super) struct StoredSlot {
     pub(super) extra_keys: Span,
     pub(super) group: Option<u32>,
     pub(super) attention: GroupAttention,
+    pub(super) locations: Span,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,6 +138,7 @@ pub struct WireBatch {
     pub(super) slots: Vec<EventSlot>,
     pub(super) hashes: Vec<EngineHash>,
     pub(super) tokens: Vec<u32>,
+    pub(super) locations: Vec<Location>,
     pub(super) names: String,
     pub(super) extra_keys: ExtraKeysBuffer,
 }
@@ -156,10 +161,10 @@ impl WireBatch {
         self.slots.iter().map(|slot| self.event(slot))
     }
 
-    /// Number of hashes and tokens: a measure of its memory.
+    /// Number of hashes, tokens and locations: a measure of its memory.
     #[must_use]
     pub fn items(&self) -> usize {
-        self.hashes.len() + self.tokens.len()
+        self.hashes.len() + self.tokens.len() + self.locations.len()
     }
 
     /// Empties the batch and keeps its buffers, up to a bound.
@@ -171,11 +176,13 @@ impl WireBatch {
         self.slots.clear();
         self.hashes.clear();
         self.tokens.clear();
+        self.locations.clear();
         self.names.clear();
         self.extra_keys.clear();
         self.slots.shrink_to(KEPT_ITEMS);
         self.hashes.shrink_to(KEPT_ITEMS);
         self.tokens.shrink_to(KEPT_ITEMS);
+        self.locations.shrink_to(KEPT_ITEMS);
         self.names.shrink_to(KEPT_ITEMS);
         self.extra_keys.shrink_to(KEPT_ITEMS);
     }
@@ -217,6 +224,7 @@ impl WireBatch {
             extra_keys: Span::new(first, self.extra_keys.block_count()),
             group: stored.group,
             attention: stored.attention,
+            locations: append(&mut self.locations, stored.locations),
         }
     }
 
@@ -233,6 +241,7 @@ impl WireBatch {
                 extra_keys: self.extra_keys.slice(slot.extra_keys),
                 group: slot.group,
                 attention: slot.attention,
+                locations: slot.locations.of(&self.locations),
             }),
             EventSlot::Removed(slot) => WireEvent::Removed(WireRemoved {
                 blocks: slot.blocks.of(&self.hashes),

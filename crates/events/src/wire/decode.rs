@@ -4,10 +4,15 @@
 //! 0.24. The batch and each event may have either layout, and new fields are added at the end:
 //! unknown keys and further elements are skipped, unknown event types are counted. A known field of
 //! the wrong type refuses the whole message: half a batch is worse than a known gap.
+//!
+//! Behind `medium` the arrays of both engines differ: vLLM goes on with the adapter's name, the extra
+//! keys, the group and more, SGLang ends with the salt, the session and the adapter's name. Types
+//! tell them apart, and for the first of the three the length: a short array of vLLM has a name only
+//! with a number (`lora_id`).
 
 use super::batch::{EventSlot, RemovedSlot, StoredSlot, WireBatch};
 use super::error::DecodeError;
-use super::extra::Span;
+use super::extra::{Span, WireExtraKey};
 use super::msgpack::MsgpackReader;
 use wornpath_index::Tier;
 
@@ -54,6 +59,7 @@ enum Field {
     LoraId,
     Medium,
     LoraName,
+    Salt,
     ExtraKeys,
     Group,
     Attention,
@@ -76,6 +82,10 @@ const STORED: [(&[u8], Field); 12] = [
     (b"kv_cache_spec_sliding_window", Field::Unknown),
     (b"locality", Field::Locality),
 ];
+/// SGLang's name of a field that its arrays have where vLLM has the adapter's name.
+const SALT: &[u8] = b"cache_salt";
+/// The most fields of an array of SGLang.
+const SGLANG_FIELDS: usize = 9;
 
 const REMOVED: [(&[u8], Field); 4] = [
     (b"block_hashes", Field::Blocks),
@@ -85,7 +95,7 @@ const REMOVED: [(&[u8], Field); 4] = [
 ];
 
 /// How the fields of an event are identified.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Layout {
     /// By position, after the tag.
     Array,
@@ -204,9 +214,12 @@ impl<'a> Decoder<'a, '_> {
     fn stored(&mut self, fields: usize, layout: Layout) -> Result<StoredSlot, DecodeError> {
         let mut slot = StoredSlot::default();
         let mut blocks = None;
+        let mut salt = None;
         let mut remote = false;
         for position in 0..fields {
-            match self.field(&STORED, position, layout)? {
+            let field = self.field(&STORED, position, layout)?;
+            let is_short = layout == Layout::Array && fields <= SGLANG_FIELDS;
+            match if is_short { self.in_short_array(field, &slot)? } else { field } {
                 Field::Blocks => blocks = Some(self.hashes("BlockStored.block_hashes")?),
                 Field::Parent => slot.parent = self.optional_hash()?,
                 Field::Tokens => slot.tokens = self.tokens()?,
@@ -216,6 +229,7 @@ impl<'a> Decoder<'a, '_> {
                 Field::LoraId => slot.lora_id = self.optional_u32("BlockStored.lora_id")?,
                 Field::Medium => slot.tier = self.tier("BlockStored.medium")?,
                 Field::LoraName => slot.lora_name = self.lora_name()?,
+                Field::Salt => salt = self.salt()?,
                 Field::ExtraKeys => slot.extra_keys = self.extra_keys()?,
                 Field::Group => slot.group = self.optional_u32("BlockStored.group_idx")?,
                 Field::Attention => slot.attention = self.attention()?,
@@ -227,7 +241,37 @@ impl<'a> Decoder<'a, '_> {
             slot.tier = Some(Tier::Other);
         }
         slot.blocks = required(blocks, "BlockStored.block_hashes")?;
+        // As vLLM sends it: among the keys of a prompt's first block. The others are chained to it.
+        if let (Some(salt), None, true) = (salt, slot.parent, slot.extra_keys.is_empty()) {
+            slot.extra_keys = self.salted(salt, slot.blocks.len());
+        }
         Ok(slot)
+    }
+
+    /// The field that an element of a short array is, which may be one of SGLang's.
+    fn in_short_array(&self, field: Field, slot: &StoredSlot) -> Result<Field, DecodeError> {
+        let is_moved = matches!(field, Field::LoraName | Field::ExtraKeys | Field::Group);
+        let is_text = |byte: u8| matches!(byte, 0xa0..=0xbf | 0xd9..=0xdb);
+        if !is_moved || !is_text(self.reader.peek("BlockStored")?) {
+            return Ok(field);
+        }
+        Ok(match field {
+            Field::LoraName if slot.lora_id.is_none() => Field::Salt,
+            // The session.
+            Field::ExtraKeys => Field::Unknown,
+            _ => Field::LoraName,
+        })
+    }
+
+    /// Extra keys of that many blocks, of which the first has a salt.
+    fn salted(&mut self, salt: &str, blocks: usize) -> Span {
+        let keys = &mut self.batch.extra_keys;
+        let first = keys.block_count();
+        for block in 0..blocks {
+            let own: &[WireExtraKey<'_>] = &[WireExtraKey::Text(salt)];
+            keys.push(if block == 0 { own } else { &[] });
+        }
+        Span::new(first, keys.block_count())
     }
 
     fn removed(&mut self, fields: usize, layout: Layout) -> Result<RemovedSlot, DecodeError> {
@@ -260,6 +304,9 @@ impl<'a> Decoder<'a, '_> {
             Layout::Array => fields.get(position),
             Layout::Map => {
                 let key = self.key("event")?;
+                if key == Some(SALT) {
+                    return Ok(Field::Salt);
+                }
                 fields.iter().find(|(name, _)| Some(*name) == key)
             }
         };

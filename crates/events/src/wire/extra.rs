@@ -48,6 +48,14 @@ impl Span {
         Self { start: start as u32, end: end as u32 }
     }
 
+    pub(super) const fn len(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    pub(super) const fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
     pub(super) fn of<'a, T>(&self, items: &'a [T]) -> &'a [T] {
         items.get(self.start as usize..self.end as usize).unwrap_or(&[])
     }

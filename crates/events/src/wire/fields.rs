@@ -82,16 +82,25 @@ impl<'a> Decoder<'a, '_> {
     }
 
     pub(super) fn lora_name(&mut self) -> Result<Option<Span>, DecodeError> {
-        const FIELD: &str = "BlockStored.lora_name";
+        let name = self.optional_str("BlockStored.lora_name")?;
+        Ok(name.map(|name| self.batch.keep_name(name)))
+    }
+
+    /// An empty salt is none.
+    pub(super) fn salt(&mut self) -> Result<Option<&'a str>, DecodeError> {
+        Ok(self.optional_str("BlockStored.cache_salt")?.filter(|salt| !salt.is_empty()))
+    }
+
+    fn optional_str(&mut self, field: &'static str) -> Result<Option<&'a str>, DecodeError> {
         let at = self.reader.position();
-        let Some(name) = self.optional_text(FIELD)? else { return Ok(None) };
-        let name = std::str::from_utf8(name).map_err(|_| DecodeError::Unexpected {
-            field: FIELD,
+        let Some(text) = self.optional_text(field)? else { return Ok(None) };
+        let text = std::str::from_utf8(text).map_err(|_| DecodeError::Unexpected {
+            field,
             at,
             found: "bytes that are not UTF-8",
             expected: "UTF-8",
         })?;
-        Ok(Some(self.batch.keep_name(name)))
+        Ok(Some(text))
     }
 
     pub(super) fn attention(&mut self) -> Result<GroupAttention, DecodeError> {

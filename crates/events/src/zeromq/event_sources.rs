@@ -2,13 +2,14 @@
 
 use super::address::ZmqAddress;
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Why a list of publishers cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EventSourcesError {
     /// It is not the expected JSON.
-    #[error("/kv_event_sources: {0}; expected a map from ranks to publishers")]
+    #[error("/kv_event_sources: {0}; expected publishers by rank")]
     Json(String),
     /// An endpoint in it is invalid.
     #[error("/kv_event_sources, rank {rank}: {problem}")]
@@ -22,6 +23,8 @@ pub enum EventSourcesError {
 
 #[derive(Deserialize)]
 struct EventPublisher {
+    #[serde(default)]
+    data_parallel_rank: u32,
     #[serde(default)]
     publisher: Option<String>,
     endpoint: String,
@@ -38,8 +41,7 @@ impl ZmqAddress {
     /// # Errors
     /// The list cannot be used.
     pub fn listed(json: &[u8], host: &str) -> Result<BTreeMap<u32, Self>, EventSourcesError> {
-        let listed: BTreeMap<u32, EventPublisher> = serde_json::from_slice(json)
-            .map_err(|error| EventSourcesError::Json(error.to_string()))?;
+        let listed = by_rank(json).map_err(|error| EventSourcesError::Json(error.to_string()))?;
         let is_zmq =
             |one: &EventPublisher| one.publisher.as_deref().is_none_or(|kind| kind == "zmq");
         let zmq = listed.into_iter().filter(|(_, publisher)| is_zmq(publisher));
@@ -56,6 +58,16 @@ impl ZmqAddress {
         })
         .collect()
     }
+}
+
+/// The publishers: a map from ranks in vLLM 0.32, a list in later versions.
+fn by_rank(json: &[u8]) -> serde_json::Result<BTreeMap<u32, EventPublisher>> {
+    let value: Value = serde_json::from_slice(json)?;
+    if !value.is_array() {
+        return serde_json::from_value(value);
+    }
+    let list: Vec<EventPublisher> = serde_json::from_value(value)?;
+    Ok(list.into_iter().map(|one| (one.data_parallel_rank, one)).collect())
 }
 
 /// The host and port to connect to.
@@ -91,9 +103,20 @@ mod tests {
     }
 
     #[test]
+    fn later_versions_list_publishers_without_a_map() {
+        let list = br#"[{"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.7:5558", "replay_endpoint": null, "topic": ""},
+            {"data_parallel_rank": 0, "endpoint": "tcp://*:5557"}]"#;
+        let listed = ZmqAddress::listed(list, "pod").unwrap();
+        let shown: Vec<_> = listed.iter().map(|(rank, at)| (*rank, at.to_string())).collect();
+        let expected = [(0, "zmq://pod:5557".to_owned()), (1, "zmq://10.0.0.7:5558".to_owned())];
+        assert_eq!(shown, expected);
+        assert!(ZmqAddress::listed(b"[]", "pod").unwrap().is_empty());
+    }
+
+    #[test]
     fn an_invalid_list_is_refused_with_the_reason() {
         let refusal = |json: &[u8]| ZmqAddress::listed(json, "pod").unwrap_err().to_string();
-        assert!(refusal(b"[]").contains("expected a map from ranks to publishers"));
+        assert!(refusal(b"7").contains("expected publishers by rank"));
         assert!(
             refusal(br#"{"0": {"endpoint": "ipc:///x"}}"#).contains("`ipc:///x` is not tcp://")
         );

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 use wornpath_events::wire::{
-    DecodeError, GroupAttention, WireBatch, WireEvent, WireLimits, WireRemoved, WireStored, decode,
+    DecodeError, GroupAttention, WireBatch, WireEvent, WireExtraKey, WireLimits, WireRemoved,
+    WireStored, decode,
 };
 use wornpath_index::{EngineHash, Tier};
 
@@ -42,6 +43,48 @@ fn sglang_writes_short_arrays_with_signed_hashes() {
     assert!(stored.extra_keys.is_empty());
     let removed = WireRemoved { blocks: &[EngineHash(u64::MAX - 1)], tier: Tier::Gpu, group: None };
     assert_eq!(events[1..], [WireEvent::Removed(removed), WireEvent::Cleared]);
+}
+
+#[test]
+fn sglang_says_salt_session_and_adapter_where_vllm_says_adapter_and_extra_keys() {
+    let salt_of = |stored: WireStored<'_>| {
+        stored.extra_keys.block(0).next().map(|key| match key {
+            WireExtraKey::Text(salt) => salt.to_owned(),
+            other => panic!("{other:?}"),
+        })
+    };
+    let first = |rest: Value| {
+        let mut event = json!(["BlockStored", [1, 2], null, [5, 6, 7, 8], 2, null, "GPU"]);
+        event.as_array_mut().unwrap().extend(rest.as_array().unwrap().clone());
+        event
+    };
+    for (rest, salt, lora) in [
+        (json!(["s"]), Some("s"), None),
+        (json!(["s", "session"]), Some("s"), None),
+        (json!([null, "session"]), None, None),
+        (json!(["", "session", "sql"]), None, Some("sql")),
+        (json!([null, null, "sql"]), None, Some("sql")),
+        (json!(["s", null, "sql"]), Some("s"), Some("sql")),
+        // vLLM's.
+        (json!([null, [["s"], null]]), Some("s"), None),
+        (json!([null, [["s"], null], 0]), Some("s"), None),
+        (json!(["sql", null, 0, "full_attention"]), None, Some("sql")),
+    ] {
+        one_store(&first(rest.clone()), |stored| {
+            assert_eq!((salt_of(stored).as_deref(), stored.lora_name), (salt, lora), "{rest}");
+            assert_eq!(stored.extra_keys.block(1).count(), 0, "{rest}");
+        });
+    }
+    let numbered = json!(["BlockStored", [1], null, [5], 1, 3, "GPU", "sql", [["sql", "s"]]]);
+    one_store(&numbered, |stored| {
+        assert_eq!((stored.lora_id, stored.lora_name), (Some(3), Some("sql")));
+    });
+    // The salt is in the root, to which a later block is chained by its parent.
+    let later = json!(["BlockStored", [2], 1, [5], 1, null, "GPU", "s", "session"]);
+    one_store(&later, |stored| assert!(stored.extra_keys.is_empty()));
+    let map =
+        json!({"type": "BlockStored", "cache_salt": "s", "block_hashes": [1], "session_id": "x"});
+    one_store(&map, |stored| assert_eq!(salt_of(stored).as_deref(), Some("s")));
 }
 
 #[test]

@@ -81,6 +81,76 @@ async fn the_older_paths_carry_the_index_s_own_hashes() {
 }
 
 #[tokio::test]
+async fn a_router_that_knows_no_tokens_is_partial_and_asks_for_them() {
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
+    let names = r#"{"worker_id": "pod", "active_hashes": [1, 2, 3]}"#;
+    router.tell("/internal/sync", names).await;
+    let is_partial = |router: &PushRouter| {
+        let status = router.status();
+        (status.state, status.unnamed) == (FeedState::Partial, 3)
+    };
+    router.until("partial", is_partial).await;
+    assert_eq!(router.count(), 0);
+    // Anything that the worker posts is answered with the wish.
+    let asks = async {
+        let post = r#"{"worker_id": "pod", "evicted_hashes": [9]}"#;
+        while router.tell("/internal/eviction", post).await["tokens"] != true {
+            tokio::task::yield_now().await;
+        }
+    };
+    let asked = tokio::time::timeout(Duration::from_secs(3), asks).await;
+    asked.expect("the router asks for a snapshot with tokens");
+    let with_tokens = r#"{"pod": "pod", "stored":
+        [{"hashes": [1, 2, 3], "tokens": [7, 7, 8, 8, 9, 9], "block_size": 2}]}"#;
+    router.tell("/events/sync", with_tokens).await;
+    let is_live = |router: &PushRouter| router.status().state == FeedState::Live;
+    router.until("rebuilt", |router| router.count() == 3 && is_live(router)).await;
+    // From now on, hashes are enough.
+    router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [1, 2]}"#).await;
+    router.until("by hashes", |router| router.count() == 2 && is_live(router)).await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_past_is_unknown_is_partial_until_it_tells_everything() {
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
+    let stored =
+        r#"{"pod": "pod", "stored": [{"hashes": [1], "tokens": [7, 7], "block_size": 2}]}"#;
+    router.tell("/events/stored", stored).await;
+    let is = |state| move |router: &PushRouter| router.status().state == state;
+    router.until("partial", is(FeedState::Partial)).await;
+    assert_eq!(router.count(), 1);
+    let asked = async {
+        while router.tell("/events/stored", stored).await["sync"] != true {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(3), asked).await.expect("it is asked for the rest");
+    router.tell("/events/sync", stored).await;
+    router.until("whole", is(FeedState::Live)).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_may_come_in_parts_and_counts_when_it_is_whole() {
+    let router = PushRouter::start(FREE_PORT, None, BlockIdScheme::Engine).await;
+    let part = |part: u32, hash: u32, parent: &str| {
+        format!(
+            r#"{{"pod": "pod", "epoch": 1, "sequence": 7, "part": {part}, "parts": 3, "stored":
+            [{{"hashes": [{hash}], {parent} "tokens": [{hash}, {hash}], "block_size": 2}}]}}"#
+        )
+    };
+    router.tell("/events/sync", &part(0, 1, "")).await;
+    router.tell("/events/sync", &part(1, 2, r#""parent": 1,"#)).await;
+    router.until("begun", |router| router.status().state == FeedState::Unsure).await;
+    assert_eq!(router.count(), 0);
+    router.tell("/events/sync", &part(2, 3, r#""parent": 2,"#)).await;
+    let is_live = |router: &PushRouter| router.status().state == FeedState::Live;
+    router.until("whole", |router| router.count() == 3 && is_live(router)).await;
+    let (status, answer) = router.post("/events/sync", JSON, &part(2, 4, "")).await;
+    assert!(status.contains("409") && answer.contains("begin with part 0"), "{status} {answer}");
+    assert_eq!(router.count(), 3);
+}
+
+#[tokio::test]
 async fn a_wrong_post_is_refused_with_the_reason() {
     let router = PushRouter::start(FREE_PORT, Some("secret"), BlockIdScheme::Engine).await;
     let token = "authorization: Bearer secret\r\n";

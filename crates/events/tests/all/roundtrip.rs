@@ -114,6 +114,7 @@ fn push(batch: &mut WireBatch, made: &Made) {
                 extra_keys: extra_keys.keys(),
                 group: made.group.0,
                 attention: made.group.1,
+                locations: &[],
             }));
         }
     }

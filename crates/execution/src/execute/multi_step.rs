@@ -15,7 +15,7 @@ use crate::response::EngineResponse;
 use crate::retry::RetryDecision;
 use crate::splice::field;
 use crate::timeouts::Timeouts;
-use crate::transfer::{Rendezvous, from_prefill, needs_engine_id, offers_kv};
+use crate::transfer::{Rendezvous, brought, from_prefill, needs_engine_id, offers_kv};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::HOST;
@@ -249,8 +249,9 @@ impl<R: Router> PlanExecution<'_, R> {
     ) -> Result<EngineResponse, CallError> {
         let (head, body) = answer.whole(MAX_STEP_BYTES).await?;
         if head.status.is_success() {
-            let repeated = from_prefill(&step.mutations, &body);
-            self.transfer.from_prefill = repeated.map_err(CallError::MissingField)?;
+            let parts = brought(&step.mutations, &body).map_err(Box::new)?;
+            self.transfer.parts.extend(parts);
+            self.transfer.from_prefill = from_prefill(&step.mutations, &body).map_err(Box::new)?;
             if self.produced(step, body.clone()) {
                 // Even if an earlier prefill step was skipped, this one can be loaded.
                 self.transfer.is_skipped = false;

@@ -24,9 +24,9 @@ const LOADS: Act = Act::Loads(&NOT_LOADED);
 fn steps(prefill: &[usize], decode: &[usize]) -> [Step; 2] {
     let mut steps = [step("prefill", prefill), step("decode", decode)];
     steps[0].failure = policy(2, AfterFailure::Skip);
-    steps[0].mutations = vec![Mutation::OfferKv(Transfer::Nixl)];
+    steps[0].mutations = vec![Mutation::OfferKv(Transfer::named("nixl").unwrap())];
     steps[1].failure = policy(2, AfterFailure::Restart);
-    steps[1].mutations = vec![Mutation::TakeKv(Transfer::Nixl)];
+    steps[1].mutations = vec![Mutation::TakeKv(Transfer::named("nixl").unwrap())];
     steps
 }
 
@@ -117,8 +117,8 @@ async fn of_two_concurrent_steps_the_one_that_cannot_load_is_not_blamed_either()
     let dies = Act::Says(200, JSON, r#"{"0": {"engine_id": "gone"}}"#);
     let lives = Act::Says(200, JSON, r#"{"0": {"engine_id": "here"}}"#);
     let mut steps = steps(&[0, 1], &[2]);
-    steps[0].mutations = vec![Mutation::OfferKv(Transfer::Mooncake)];
-    steps[1].mutations = vec![Mutation::TakeKv(Transfer::Mooncake)];
+    steps[0].mutations = vec![Mutation::OfferKv(Transfer::named("mooncake").unwrap())];
+    steps[1].mutations = vec![Mutation::TakeKv(Transfer::named("mooncake").unwrap())];
     steps[1].start = Start::Together;
     let world = World::new(&[&[dies], &[lives], &[LOADS]], &steps).await;
     let response = world.run().await.unwrap();

@@ -145,7 +145,7 @@ async fn a_prefill_response_that_stalls_or_lacks_its_field_counts_against_its_po
     for acts in [[Act::Begins], [ANSWERS]] {
         let mut prefill = step("prefill", &[0]);
         prefill.failure = policy(1, AfterFailure::Skip);
-        prefill.mutations = vec![Mutation::OfferKv(Transfer::Nixl)];
+        prefill.mutations = vec![Mutation::OfferKv(Transfer::named("nixl").unwrap())];
         let steps = [prefill, step("decode", &[1])];
         let mut world = World::new(&[&acts, &[ANSWERS]], &steps).await;
         world.timeouts.between_bytes = 20 * MS;

@@ -1,7 +1,8 @@
 //! What goes wrong, and that it is over.
 
+use crate::exchange::origin;
 use crate::link::{Kind, Link};
-use crate::router::{End, Router, Then};
+use crate::router::{End, Life, Router, Then};
 use crate::world::{Happening, PODS, ROUTERS, World};
 use std::time::Duration;
 use wornpath_execution::CallOutcome;
@@ -64,9 +65,11 @@ impl World {
         for request in ended {
             self.then(router, Some(Then::End(request, End::Left)));
         }
+        self.router_ended(router);
         self.eras[router] += 1;
-        let seed = self.rng.bits();
-        self.routers[router] = Router::new(self.profile, &self.kinds, seed, self.now);
+        let origin = origin(router, self.eras[router]);
+        let life = Life { origin, seed: self.rng.bits(), began: self.now };
+        self.routers[router] = Router::new(self.profile, &self.kinds, life);
         self.questions.retain(|(asked_by, _), _| *asked_by != router);
         for link in &mut self.links[router] {
             link.is_connected = false;
@@ -85,6 +88,7 @@ impl World {
     /// Nothing is wrong any more.
     pub(crate) fn heal(&mut self) {
         self.broker.is_up = true;
+        self.exchange.is_cut = false;
         self.links.iter_mut().flatten().for_each(Link::heal);
         for engine in &mut self.engines {
             engine.is_up = true;

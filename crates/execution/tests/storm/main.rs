@@ -1,7 +1,7 @@
 //! Fault injection in virtual time: two routers made of the real parts, four engines, a broker, and
 //! all faults at once: crashes, restarts at the same address, hangs, partitions, loss, duplication,
 //! delay, reordering, a broker that stops and comes back empty, routers that restart, clocks that
-//! drift. The invariants hold during the storm, and the index is exact once it is over.
+//! drift, and routers that do not reach each other. The invariants hold during the storm, and the index is exact once it is over.
 //!
 //! Every world runs from a seed: `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=5000` runs
 //! as many.
@@ -9,6 +9,7 @@
 #![allow(clippy::print_stdout, reason = "how requests ended is worth knowing")]
 
 mod engine;
+mod exchange;
 mod faults;
 mod link;
 mod news;
@@ -90,7 +91,7 @@ fn traffic(world: &mut World, lasts: Duration) {
 fn fault(world: &mut World) {
     let router = below(world, ROUTERS as u64) as usize;
     let pod = below(world, PODS as u64) as usize;
-    match below(world, 14) {
+    match below(world, 15) {
         0..=2 => {
             let down = millis(world, 1..2500);
             world.crash(pod, down);
@@ -118,6 +119,7 @@ fn fault(world: &mut World) {
         10 => world.set_broker(false, Wiped::No),
         11 => world.set_broker(false, Wiped::Yes),
         12 => world.set_broker(true, Wiped::No),
+        13 => world.exchange.is_cut ^= true,
         _ => {
             if below(world, 4) == 0 {
                 world.restart_router(router);
@@ -137,7 +139,11 @@ fn weathered(seed: u64, profile: BuiltInProfile) -> World {
         world.pass(SECOND / 4);
     }
     world.heal();
-    world.pass(SECOND * 6);
+    traffic(&mut world, SECOND);
+    // Requests are under way.
+    world.pass(SECOND - SECOND / 20);
+    world.agreed_under_load = world.assert_routers_agree();
+    world.pass(SECOND * 5);
     world
 }
 
@@ -200,6 +206,7 @@ fn survive(seed: u64) -> BTreeMap<&'static str, usize> {
     }
     let mut ends = tally(&world);
     ends.insert("batches of former epochs", world.outdated);
+    ends.insert("routers agreed under load", usize::from(world.agreed_under_load));
     assert_calm(&mut world);
     ends
 }
@@ -221,7 +228,9 @@ fn after_any_storm_the_index_is_exact_and_nothing_is_left_of_ended_requests() {
             });
         }
     });
-    println!("{:?}", all.into_inner().unwrap());
+    let all = all.into_inner().unwrap();
+    println!("{all:?}");
+    assert!(all["routers agreed under load"] > 0, "no world had any load then");
 }
 
 /// Without faults every request succeeds, and the predicted blocks are those that the engine holds.

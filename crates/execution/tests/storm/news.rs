@@ -152,13 +152,17 @@ impl World {
     pub(crate) fn reply(&mut self, router: usize, pod: usize, ask: SourceQuery) {
         let engine = &self.engines[pod];
         match (ask, self.kinds[pod]) {
-            (SourceQuery::Snapshot, Kind::Ours) if engine.is_up => {
+            (SourceQuery::Snapshot | SourceQuery::SnapshotWithTokens, Kind::Ours)
+                if engine.is_up =>
+            {
                 let (id, batch) = engine.snapshot();
                 let id = self.travelling(pod, id);
                 let batch = Box::new(batch);
                 self.answer(router, pod, SourceMessage::Snapshot { id, batch });
             }
-            (SourceQuery::Snapshot, _) => self.answer(router, pod, SourceMessage::Refused),
+            (SourceQuery::Snapshot | SourceQuery::SnapshotWithTokens, _) => {
+                self.answer(router, pod, SourceMessage::Refused);
+            }
             (SourceQuery::Replay { from }, kind) => {
                 let (life, next) = self.broker.has[pod];
                 let mut kept = engine.kept_from(from);

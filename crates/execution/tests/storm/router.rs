@@ -11,6 +11,7 @@ use wornpath_blocks::HashKey;
 use wornpath_events::{
     BlockIdScheme, FeedRules, FeedState, PodFeed as Listener, ServedModel, SourceId, SourceQuery,
 };
+use wornpath_exchange::{Member, Origin};
 use wornpath_execution::{
     BreakerRules, BudgetRules, CallOutcome, CircuitBreaker, RequestFingerprint, RetryBudget,
     RetryDecision, RetryState,
@@ -73,9 +74,19 @@ pub(crate) struct BuiltInProfile {
     pub(crate) text: &'static str,
 }
 
+/// One run of a router's process.
+#[derive(Clone, Copy)]
+pub(crate) struct Life {
+    pub(crate) origin: Origin,
+    pub(crate) seed: u64,
+    pub(crate) began: Moment,
+}
+
 pub(crate) struct Router {
     profile: Arc<Profile>,
     pub(crate) fleet: Fleet,
+    /// Its side of the exchange with the other routers.
+    pub(crate) member: Member,
     pub(crate) index: Index,
     state: DecisionState,
     pub(crate) writer: IndexWriter,
@@ -93,7 +104,8 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(profile: BuiltInProfile, kinds: &[Kind], seed: u64, now: Moment) -> Self {
+    pub(crate) fn new(profile: BuiltInProfile, kinds: &[Kind], life: Life) -> Self {
+        let Life { origin, seed, began } = life;
         let size = NonZeroUsize::new(BLOCK).unwrap();
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, size, None));
         let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
@@ -117,11 +129,17 @@ impl Router {
         let mut rng = Rng::new(seed);
         let ahead = Duration::from_millis(rng.below(3_600_000) as u64);
         let rate = 950 + rng.below(101) as u32;
+        let fleet = Fleet::new(pods);
+        let mut member = Member::new(origin);
+        member.follow(&fleet);
+        member.sent_log().begin();
+        let sent = Arc::clone(member.sent_log());
         Self {
             queue: HeldRequests::new(profile.queue_rules()).unwrap(),
             profile,
-            fleet: Fleet::new(pods),
-            state: DecisionState::new(&index),
+            fleet,
+            state: DecisionState::with_history(&index, sent),
+            member,
             writer: index.writer(),
             index,
             rng,
@@ -130,10 +148,15 @@ impl Router {
             is_probing: vec![false; kinds.len()],
             budget: RetryBudget::new(BudgetRules::default(), Moment::at(ahead)),
             ongoing: BTreeMap::new(),
-            started: now,
+            started: began,
             ahead,
             rate,
         }
+    }
+
+    /// What was decided is in the index from now on.
+    pub(crate) fn commit_pending(&mut self) {
+        self.state.commit_pending();
     }
 
     /// The time by its own clock.

@@ -1,12 +1,14 @@
 //! Routers, engines, a broker, and everything between them, in virtual time from one seed.
 
 use crate::engine::{Engine, Prompt};
+use crate::exchange::{RouterLink, origin};
 use crate::link::{Kind, Link};
-use crate::router::{BuiltInProfile, End, Router, Send, Then};
+use crate::router::{BuiltInProfile, End, Life, Router, Send, Then};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 use wornpath_events::{SourceMessage, SourceQuery};
+use wornpath_exchange::Update;
 use wornpath_execution::CallOutcome;
 use wornpath_index::Moment;
 use wornpath_routing::Rng;
@@ -33,6 +35,7 @@ pub(crate) enum Happening {
     Questioned { router: usize, pod: usize, connection: u64, ask: SourceQuery },
     Back { pod: usize, life: u64 },
     Recovered { pod: usize, life: u64 },
+    Told { to: usize, life: u64, update: Box<Update> },
     Tick,
     Digest,
 }
@@ -65,6 +68,9 @@ pub(crate) struct World {
     pub(crate) engines: Vec<Engine>,
     pub(crate) kinds: [Kind; PODS],
     pub(crate) links: Vec<Vec<Link>>,
+    pub(crate) exchange: RouterLink,
+    /// Whether routers had load when they were last found to agree.
+    pub(crate) agreed_under_load: bool,
     pub(crate) profile: BuiltInProfile,
     pub(crate) broker: Broker,
     pub(crate) agenda: BinaryHeap<Reverse<(Moment, u64)>>,
@@ -88,7 +94,10 @@ impl World {
     pub(crate) fn new(seed: u64, profile: BuiltInProfile) -> Self {
         let mut rng = Rng::new(seed ^ 0x5707_2A11);
         let kinds = [(); PODS].map(|()| Kind::ALL[rng.below(Kind::ALL.len())]);
-        let routers = (0..ROUTERS).map(|_| Router::new(profile, &kinds, rng.bits(), Moment::ZERO));
+        let routers = (0..ROUTERS).map(|router| {
+            let life = Life { origin: origin(router, 0), seed: rng.bits(), began: Moment::ZERO };
+            Router::new(profile, &kinds, life)
+        });
         let mut world = Self {
             seed,
             now: Moment::ZERO,
@@ -98,6 +107,8 @@ impl World {
             engines: (0..PODS).map(|_| Engine::new()).collect(),
             kinds,
             links: (0..ROUTERS).map(|_| (0..PODS).map(|_| Link::new()).collect()).collect(),
+            exchange: RouterLink::new(),
+            agreed_under_load: false,
             profile,
             broker: Broker { is_up: true, has: [(0, 0); PODS] },
             agenda: BinaryHeap::new(),
@@ -205,6 +216,7 @@ impl World {
                     (engine.hangs, engine.slowness) = (false, 1);
                 }
             }
+            Happening::Told { to, life, update } => self.told(to, life, *update),
             Happening::Tick => self.tick(),
             Happening::Digest => self.digests(),
         }
@@ -321,6 +333,7 @@ impl World {
     fn tick(&mut self) {
         self.after(TICK, Happening::Tick);
         self.connect();
+        self.exchange();
         for router in 0..ROUTERS {
             for pod in self.routers[router].tick(self.now) {
                 let delay = self.delay();

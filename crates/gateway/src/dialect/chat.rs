@@ -3,7 +3,7 @@
 use super::Dialect;
 use bytes::Bytes;
 use serde_json::{Map, Value};
-use wornpath_routing::{Messages, Prompt};
+use wornpath_routing::{Messages, Prompt, PromptReading};
 
 /// OpenAI's chat API.
 pub(super) struct Chat;
@@ -33,21 +33,13 @@ impl Dialect for Chat {
         Messages::take_from(body)
     }
 
-    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
-        conversation(Vec::new(), fields)
+    fn prompt(&self, fields: &mut Map<String, Value>, _: &mut PromptReading) -> Prompt {
+        let messages = match fields.remove("messages") {
+            Some(Value::Array(messages)) => messages,
+            _ => Vec::new(),
+        };
+        prompt(messages.into(), fields)
     }
-}
-
-/// A chat of the messages in `before`, followed by those in the body.
-pub(super) fn conversation(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
-    if let Some(Value::Array(messages)) = fields.remove("messages") {
-        if before.is_empty() {
-            before = messages;
-        } else {
-            before.extend(messages);
-        }
-    }
-    prompt(before.into(), fields)
 }
 
 /// A chat of these messages, with the tools and template arguments of the body.

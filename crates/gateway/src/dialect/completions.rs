@@ -2,7 +2,7 @@
 
 use super::Dialect;
 use serde_json::{Map, Value};
-use wornpath_routing::Prompt;
+use wornpath_routing::{Prompt, PromptReading};
 
 /// OpenAI's completions API.
 pub(super) struct Completions;
@@ -24,7 +24,7 @@ impl Dialect for Completions {
         true
     }
 
-    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
+    fn prompt(&self, fields: &mut Map<String, Value>, _: &mut PromptReading) -> Prompt {
         parse_prompt(fields.remove("prompt"))
     }
 }

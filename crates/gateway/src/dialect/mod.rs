@@ -8,6 +8,8 @@ pub(crate) mod chat;
 mod completions;
 mod messages;
 mod promptless;
+mod response_items;
+mod response_tools;
 mod responses;
 pub(crate) mod stream_end;
 
@@ -16,7 +18,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use wornpath_routing::{Messages, Prompt};
+use wornpath_routing::{Messages, Prompt, PromptReading};
 
 /// All client APIs. A new one is a file of its own and a line here.
 const ALL: [&dyn Dialect; 8] = [
@@ -60,9 +62,9 @@ pub(crate) trait Dialect: Sync {
         None
     }
 
-    /// The prompt, which it removes from the fields of a body.
-    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
-        let _ = fields;
+    /// The prompt, which it removes from the fields of a body, and how it is read.
+    fn prompt(&self, fields: &mut Map<String, Value>, reading: &mut PromptReading) -> Prompt {
+        let _ = (fields, reading);
         Prompt::default()
     }
 

@@ -1,13 +1,13 @@
 //! OpenAI's `/v1/responses`.
 //!
-//! The engine converts the input items to a chat; this file converts them exactly as vLLM does, to
-//! predict the prompt in its cache. A request with an item of an unknown type has no predicted
-//! prompt.
+//! The engine converts the input items to a chat; they are converted exactly as vLLM does
+//! ([`response_items`]), to predict the prompt in its cache. A request with an item of an unknown
+//! type has no predicted prompt.
 
-use super::{Dialect, chat};
+use super::{Dialect, response_items, response_tools};
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
-use wornpath_routing::Prompt;
+use wornpath_routing::{Prompt, PromptApi, PromptReading};
 
 /// OpenAI's responses API.
 pub(super) struct Responses;
@@ -29,22 +29,50 @@ impl Dialect for Responses {
         true
     }
 
-    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
-        let instructions = fields.remove("instructions").filter(|value| !value.is_null());
-        let mut messages: Vec<_> = instructions
-            .map(|content| json!({"role": "system", "content": content}))
-            .into_iter()
-            .collect();
-        match fields.remove("input") {
-            Some(Value::Array(items)) => match convert(items) {
-                Some(converted) => messages.extend(converted),
-                // The engine's conversion is unknown, so nothing is looked up.
-                None => return Prompt::default(),
-            },
-            Some(text) => messages.push(json!({"role": "user", "content": text})),
-            None => {}
+    fn prompt(&self, fields: &mut Map<String, Value>, reading: &mut PromptReading) -> Prompt {
+        reading.api = PromptApi::Responses;
+        let mut messages = Vec::new();
+        match fields.remove("instructions") {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) if text.is_empty() => {}
+            Some(content @ Value::String(_)) => {
+                messages.push(json!({"role": "system", "content": content}));
+            }
+            Some(_) => reading.is_unknown = true,
         }
-        chat::conversation(messages, fields)
+        match fields.remove("input") {
+            Some(Value::Array(items)) => {
+                reading.is_plain = messages.is_empty() && items.iter().all(is_plain);
+                reading.continues = response_items::is_to_be_continued(items.last());
+                match response_items::messages(&items, &mut messages) {
+                    Some(()) => {}
+                    None => reading.is_unknown = true,
+                }
+            }
+            Some(text @ Value::String(_)) => {
+                reading.is_plain = messages.is_empty();
+                messages.push(json!({"role": "user", "content": text}));
+            }
+            _ => reading.is_unknown = true,
+        }
+        // What it refers to is kept by the engine.
+        let refers = ["previous_response_id", "conversation", "prompt", "previous_input_messages"];
+        let is_set = |name: &&str| fields.get(*name).is_some_and(|value| !value.is_null());
+        reading.is_unknown |= refers.iter().any(is_set);
+        let tools = match fields.remove("tools") {
+            Some(Value::Array(tools)) if !tools.is_empty() => {
+                reading.is_plain = false;
+                let tools = response_tools::chat_tools(&tools);
+                reading.is_unknown |= tools.is_none();
+                tools
+            }
+            _ => None,
+        };
+        let kwargs = match fields.remove("chat_template_kwargs") {
+            Some(Value::Object(kwargs)) => Some(kwargs),
+            _ => None,
+        };
+        Prompt::Chat { messages: messages.into(), tools, kwargs }
     }
 
     fn end_words(&self) -> &'static [&'static [u8]] {
@@ -77,49 +105,9 @@ impl Dialect for Responses {
     }
 }
 
-/// Converts the input items to messages; none if one has a type whose conversion is unknown.
-fn convert(items: Vec<Value>) -> Option<Vec<Value>> {
-    let message = |item: Value| {
-        if item["role"].is_string() {
-            return Some(item);
-        }
-        match item["type"].as_str()? {
-            "function_call" => {
-                let function = json!({"name": item["name"], "arguments": item["arguments"]});
-                let call = json!({"id": item["call_id"], "type": "function", "function": function});
-                Some(json!({"role": "assistant", "tool_calls": [call]}))
-            }
-            "function_call_output" => Some(json!({
-                "role": "tool", "tool_call_id": item["call_id"], "content": item["output"],
-            })),
-            _ => None,
-        }
-    };
-    items.into_iter().map(message).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn known_items_become_messages_and_an_unknown_one_voids_all() {
-        let items = vec![
-            json!({"role": "user", "content": "hi"}),
-            json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),
-            json!({"type": "function_call_output", "call_id": "c", "output": "x"}),
-        ];
-        let function = json!({"name": "f", "arguments": "{}"});
-        let call = json!({"id": "c", "type": "function", "function": function});
-        assert_eq!(
-            convert(items),
-            Some(vec![
-                json!({"role": "user", "content": "hi"}),
-                json!({"role": "assistant", "tool_calls": [call]}),
-                json!({"role": "tool", "tool_call_id": "c", "content": "x"}),
-            ])
-        );
-        assert_eq!(convert(vec![json!({"type": "item_reference", "id": "1"})]), None);
-        assert_eq!(convert(vec![json!("odd")]), None);
-    }
+/// Whether an item is a message of a role and a text, which every engine reads alike.
+fn is_plain(item: &Value) -> bool {
+    let Value::Object(fields) = item else { return false };
+    let is_text = |name: &str| fields.get(name).is_some_and(Value::is_string);
+    fields.len() == 2 && is_text("role") && is_text("content")
 }

@@ -79,7 +79,7 @@ pub fn mismatch(entry: &PodEntry, all: &[PodEntry], settings: &Settings) -> Opti
         engine,
         model: model.name.clone(),
         recommended,
-        has_events: !entry.config.events.is_empty(),
+        has_events: entry.has_events(),
     })
 }
 
@@ -203,7 +203,7 @@ impl PodRegistry {
 
 /// Sets the size of every model without a configured one to the common divisor of the reported
 /// sizes. It never grows: an engine with smaller blocks that was removed may come back.
-fn set_reported(settings: &mut Settings, entries: &[PodEntry]) {
+pub(crate) fn set_reported(settings: &mut Settings, entries: &[PodEntry]) {
     for at in 0..settings.models.len() {
         let model = &settings.models[at];
         let Some(size) = common_size(&model.name, entries, settings) else { continue };
@@ -218,7 +218,7 @@ fn set_reported(settings: &mut Settings, entries: &[PodEntry]) {
 
 /// Assumes the default size for the model of a pod that was queried, if no engine has reported one,
 /// and warns once.
-fn assume_default(settings: &mut Settings, entry: &PodEntry) {
+pub(crate) fn assume_default(settings: &mut Settings, entry: &PodEntry) {
     let Some(name) = model_of(entry, settings).map(|model| model.name.clone()) else { return };
     for model in settings.models.iter_mut().filter(|model| model.name == name) {
         let BlockSize::Unknown(tokens) = model.block_size else { continue };

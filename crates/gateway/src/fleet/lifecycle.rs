@@ -5,7 +5,9 @@
 //! anything changes.
 
 use crate::fleet::block_size;
-use crate::fleet::probe;
+use crate::fleet::engine_calls::fetch;
+use crate::fleet::learning::{self, facts_with};
+use crate::fleet::leaving::{is_needed, may_stay};
 use crate::fleet::registry::{ApplyError, PodRegistry, lock, served_model};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::routes::RouteTable;
@@ -13,7 +15,6 @@ use crate::watchdog::TaskName;
 use crate::watchdog::heartbeat::named;
 use bytes::Bytes;
 use serde_json::Value;
-use std::collections::HashSet;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use wornpath_events::{Clock, DialPolicy, EventPods, PodName, ZeroMq, ZmqAddress,
 use wornpath_execution::Endpoint;
 use wornpath_execution::EndpointError;
 use wornpath_index::{NoSlot, PodId};
-use wornpath_routing::{EventTrust, FleetPod, Health, Name, PodFacts};
+use wornpath_routing::{EventTrust, FleetPod, Health};
 
 /// Blocks swept at a time when slots are needed immediately.
 const SWEPT_BLOCKS: usize = 1 << 16;
@@ -52,13 +53,20 @@ impl PodRegistry {
         former: &[PodEntry],
     ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
-        let mut entries = self.snapshot().entries().to_vec();
+        let is_replaced = |entry: &PodEntry| {
+            let is_same = entry.pod.facts().name == config.facts.name;
+            entry.is_leaving && (is_same || is_same_engine(&entry.config, &config))
+        };
+        let (replaced, mut entries): (Vec<_>, Vec<_>) =
+            self.snapshot().entries().iter().cloned().partition(is_replaced);
         let added = std::slice::from_ref(&config);
         check_pods(&entries, added, &self.settings(), &self.routes())?;
+        replaced.iter().for_each(|entry| self.release(entry));
         if entries.len() + 1 + self.index().stats().leaving > self.slots {
             self.sweep_leaving();
         }
-        let former = former.iter().find(|entry| is_same_engine(&entry.config, &config));
+        let mut formers = former.iter().chain(&replaced);
+        let former = formers.find(|entry| is_same_engine(&entry.config, &config));
         self.insert(&mut entries, config, former)?;
         self.publish(entries);
         Ok(())
@@ -117,6 +125,7 @@ impl PodRegistry {
     ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let before = self.settings();
+        learning::carry_over(&before, &mut settings);
         block_size::carry_over(&before, &mut settings, self.snapshot().entries());
         let routing = RouteTable::check(&settings)?;
         let is_adopted = |pod: &PodConfig| {
@@ -124,7 +133,9 @@ impl PodRegistry {
         };
         let is_kept = |entry: &PodEntry| {
             let is_in = |pods: &[PodConfig]| pods.iter().any(|pod| pod.is_same_pod(&entry.config));
-            (is_in(&settings.pods) || !is_in(&before.pods)) && !is_adopted(&entry.config)
+            let is_listed = is_in(&settings.pods) && !entry.is_leaving;
+            let is_other = !is_in(&before.pods) && !entry.is_leaving;
+            (is_listed || is_other) && !is_adopted(&entry.config)
         };
         let (mut entries, removed): (Vec<_>, Vec<_>) =
             self.snapshot().entries().iter().cloned().partition(is_kept);
@@ -148,18 +159,32 @@ impl PodRegistry {
         self.sampler.reset();
         self.events().set_rules(self.settings().event_rules);
         let reach = &self.settings().egress_policy;
-        for entry in &entries {
+        for entry in &mut entries {
             entry.endpoint.set_egress_policy(reach);
             // A new key does not make another pod: the state of its cache stays.
             reload_key(&entry.endpoint, &entry.config);
             self.bind_model(entry);
+            self.follow_events(entry);
         }
+        let free = self.slots - entries.len() - added.len();
+        let (mut leaving, removed): (Vec<_>, Vec<_>) = removed.into_iter().partition(|entry| {
+            may_stay(entry, &added) && entry.endpoint.check_egress(reach).is_ok()
+        });
+        let surplus = leaving.split_off(free.min(leaving.len()));
+        let removed = [removed, surplus].concat();
         // Pods that are replaced by new entries stay routable in between.
         let former = |new: &PodConfig| {
             removed.iter().find(|entry| is_same_engine(&entry.config, new)).cloned()
         };
-        self.publish(entries.iter().cloned().chain(added.iter().filter_map(former)).collect());
+        let formers = added.iter().filter_map(former);
+        self.publish([&entries[..], &leaving[..]].concat().into_iter().chain(formers).collect());
         removed.iter().for_each(|entry| self.release(entry));
+        for entry in &mut leaving {
+            entry.is_leaving = true;
+            if added.iter().any(|new| new.facts.name == entry.pod.facts().name) {
+                self.give_up_name(entry)?;
+            }
+        }
         if !added.is_empty() {
             // The check of `slots` above assumes that removed pods occupy none.
             self.sweep_leaving();
@@ -168,7 +193,15 @@ impl PodRegistry {
             let former = former(&new);
             self.insert(&mut entries, new, former.as_ref())?;
         }
+        let (staying, leaving): (Vec<_>, Vec<_>) =
+            leaving.into_iter().partition(|entry| is_needed(entry, &entries));
+        for entry in &staying {
+            let pod = &entry.pod.facts().name;
+            tracing::info!(%pod, "pod serves on until those that take its place answer");
+        }
+        entries.extend(staying);
         self.publish(entries);
+        leaving.iter().for_each(|entry| self.release(entry));
         Ok(())
     }
 
@@ -177,18 +210,19 @@ impl PodRegistry {
         let _changing = lock(&self.changing);
         let mut entries = self.snapshot().entries().to_vec();
         for entry in entries.iter_mut().filter(|entry| entry.config.url() == url) {
-            let facts = facts_with(&entry.config, &entry.endpoint, cards);
+            let facts = facts_with(&entry.config, &entry.endpoint, cards, &entry.engine);
             entry.cards = Arc::clone(cards);
             if facts != *entry.pod.facts() {
                 entry.pod = entry.pod.with_facts(facts);
             }
             self.bind_model(entry);
+            self.follow_events(entry);
         }
         self.publish(entries);
     }
 
     /// Frees the slots of removed pods in the index.
-    fn sweep_leaving(&self) {
+    pub(crate) fn sweep_leaving(&self) {
         let mut writer = self.index().writer();
         while self.index().stats().leaving > 0 {
             writer.sweep(SWEPT_BLOCKS);
@@ -213,20 +247,26 @@ impl PodRegistry {
         let cards = known.map(|entry| Arc::clone(&entry.cards)).unwrap_or_default();
         let was_queried = known.map(|entry| Arc::clone(&entry.was_queried)).unwrap_or_default();
         let block_size = known.and_then(|entry| entry.block_size);
-        let facts = facts_with(&config, &endpoint, &cards);
-        let (id, event_task) = match config.event_source() {
-            None => (self.add_approximate(&config)?, None),
-            Some(source) => {
+        let engine = known.map(|entry| Arc::clone(&entry.engine)).unwrap_or_default();
+        let facts = facts_with(&config, &endpoint, &cards, &engine);
+        // Without a model by which to hash their blocks, events are followed once there is one.
+        let served = served_model(&config, &facts.models, &self.settings());
+        let (id, source, event_task) = match config.event_source().cloned().zip(served) {
+            None => (self.add_approximate(&config)?, None, None),
+            Some((source, served)) => {
                 let pod: Arc<str> = name.as_str().into();
-                let served = served_model(&config, &facts.models, &self.settings())?;
                 let id = self.events().add(&pod, served)?;
-                (id, self.subscribe(&pod, source, &endpoint, config.facts.rank))
+                let task = self.subscribe(&pod, &source, &endpoint, config.facts.rank);
+                (id, Some(source), task)
             }
         };
         let pod = match former {
             Some(entry) => {
                 endpoint.set_egress_policy(&self.settings().egress_policy);
                 reload_key(&endpoint, &config);
+                if entry.is_leaving && entry.pod.state().health() == Health::Draining {
+                    entry.pod.state().set_health(Health::Up);
+                }
                 entry.pod.anew(id, facts)
             }
             None => {
@@ -249,27 +289,32 @@ impl PodRegistry {
         if pod.facts().models.is_empty() && pod_state.health() == Health::Up {
             pod_state.set_health(Health::Down);
         }
-        pod_state.set_trust(if config.events.is_empty() {
+        pod_state.set_trust(if source.is_none() {
             EventTrust::Guessed
         } else {
             EventTrust::Unsure
         });
         let is_recalled = self.events().is_unconfirmed(name.as_str());
         pod_state.set_freshness(if is_recalled { 0.0 } else { 1.0 });
-        entries.push(PodEntry {
+        let mut entry = PodEntry {
             config,
             pod,
             endpoint,
             cards,
             block_size,
+            engine,
+            source,
             event_task,
             was_queried,
-        });
+            is_leaving: false,
+        };
+        self.follow_events(&mut entry);
+        entries.push(entry);
         Ok(())
     }
 
     /// Frees what a removed entry holds: its event subscription and its blocks in the index.
-    fn release(&self, entry: &PodEntry) {
+    pub(crate) fn release(&self, entry: &PodEntry) {
         if let Some(event_task) = &entry.event_task {
             event_task.abort();
         }
@@ -289,6 +334,10 @@ impl PodRegistry {
     fn add_approximate(&self, pod: &PodConfig) -> Result<PodId, NoSlot> {
         let id = self.index().add_pod()?;
         let name = &pod.facts.name;
+        if pod.asks_for_events || !pod.events.is_empty() {
+            // Logged once it is known what its engine says.
+            return Ok(id);
+        }
         let Some(tokens) = pod.facts.kv_tokens else {
             tracing::warn!(pod = %name, "pod without cache events: assuming recent prompts are cached; set `events`, or `kv_tokens` for a better approximation");
             return Ok(id);
@@ -299,7 +348,7 @@ impl PodRegistry {
     }
 
     /// Subscribes to the events of a pod's engine; none if a sidecar or broker delivers them.
-    fn subscribe(
+    pub(crate) fn subscribe(
         &self,
         pod: &Arc<str>,
         source: &EventSource,
@@ -349,7 +398,6 @@ fn check_pods(
         new_endpoint(pod, settings)?;
         check_event_policy(pod, routing)?;
         if let Some(source) = pod.event_source() {
-            served_model(pod, &[], settings)?;
             check_event_addresses(source, settings)
                 .map_err(|cause| ApplyError::Address { pod: name.to_string(), cause })?;
         }
@@ -393,22 +441,6 @@ fn is_same_engine(former: &PodConfig, new: &PodConfig) -> bool {
     let engine =
         |pod: &PodConfig| (pod.facts.rank, pod.facts.endpoint.clone(), pod.key_file.clone());
     engine(former) == engine(new)
-}
-
-/// The configured facts of a pod, completed by the model cards that it reported: the models if none
-/// are configured, and all its LoRA adapters.
-fn facts_with(pod: &PodConfig, endpoint: &Endpoint, cards: &[Value]) -> PodFacts {
-    let address = endpoint.address().filter(|_| endpoint.prefix().is_empty());
-    let mut facts = PodFacts { address, ..pod.facts.clone() };
-    let name = |card: &Value| card["id"].as_str().map(Name::from);
-    let is_base = |card: &&Value| !card["parent"].is_string();
-    if facts.models.is_empty() {
-        facts.models = cards.iter().filter(is_base).filter_map(name).collect();
-    }
-    let mut known: HashSet<Name> = facts.loras.iter().cloned().collect();
-    let loras = cards.iter().filter(|card| !is_base(card)).filter_map(name);
-    facts.loras.extend(loras.filter(|lora| known.insert(lora.clone())));
-    facts
 }
 
 /// Reads the key file of a pod again; if that fails, the previous key stays.
@@ -488,7 +520,7 @@ impl EventSourceProbe {
     }
 
     async fn query(&self) -> Result<ZmqAddress, String> {
-        let body: Bytes = probe::fetch(&self.endpoint, "/kv_event_sources").await?;
+        let body: Bytes = fetch(&self.endpoint, "/kv_event_sources").await?;
         let authority = self.endpoint.authority().to_str().unwrap_or_default();
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let mut listed = ZmqAddress::listed(&body, host).map_err(|error| error.to_string())?;

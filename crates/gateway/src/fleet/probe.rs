@@ -2,13 +2,16 @@
 //! discovers the models that pods serve, and updates the trust in their cache events.
 
 use crate::fleet::alerts::{BreakerAlerts, EventAlert, EventAlerts};
+use crate::fleet::block_size::model_of;
+use crate::fleet::engine_calls::{ANSWER_TIMEOUT, TIMEOUTS, ask, get, metrics_page, post};
+use crate::fleet::leaving::LeavingPods;
+use crate::fleet::reachability::LostSources;
 use crate::fleet::registry::{PodRegistry, lock};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
+use crate::fleet::tokenizer_check::ProbePrompt;
+use crate::fleet::tokenizer_search::LOCAL_TIMEOUT;
 use crate::watchdog::heartbeat::named;
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{ACCEPT, HOST, HeaderValue};
-use hyper::{Request, StatusCode, Uri};
+use hyper::StatusCode;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -18,10 +21,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_config::Credentials;
 use wornpath_events::{FeedState, PodStatus, Resumed};
-use wornpath_execution::{
-    BreakerRules, CallError, CallOutcome, EgressPolicy, Endpoint, Timeouts, WorkerNumber, call,
-    check_connection,
-};
+use wornpath_execution::{CallError, CallOutcome, Endpoint, WorkerNumber, call, check_connection};
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
 
@@ -33,7 +33,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval between two connections to a pod, to see whether it is there; longer in fleets of more
 /// than [`CHECKS_PER_SECOND`] pods.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-const CHECKS_PER_SECOND: u32 = 200;
+const CHECKS_PER_SECOND: u32 = 1_000;
 /// Interval between model queries to a pod that is down.
 const MODELS_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two checks for idle connections to close.
@@ -41,17 +41,6 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Blocks swept from the index at a time, so that no lookup waits for long.
 const SWEPT_BLOCKS: usize = 4096;
 const MAX_CARDS_BYTES: usize = 4 << 20;
-/// Limit on a metrics page, which usually has a few hundred kilobytes.
-const MAX_PAGE_BYTES: usize = 8 << 20;
-/// Time for a pod that is coming up to report its block size; until then it gets no requests.
-const BLOCK_SIZE_TIMEOUT: Duration = Duration::from_secs(1);
-
-const TIMEOUTS: Timeouts = Timeouts {
-    connect: Duration::from_secs(1),
-    first_byte: Duration::from_secs(2),
-    between_bytes: Duration::from_secs(2),
-    total: Duration::from_secs(4),
-};
 
 /// Runs the probe loop, and calls `tick` after each round; never returns.
 pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -> Infallible {
@@ -66,10 +55,13 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
     let logged = Arc::<LoggedFailures>::default();
     let mut breaker_alerts = BreakerAlerts::default();
     let mut event_alerts = EventAlerts::default();
+    let mut leaving = LeavingPods::default();
+    let mut lost_sources = LostSources::default();
     loop {
         tokio::time::sleep(TICK).await;
         while tasks.try_join_next().is_some() {}
         let now = registry.now();
+        leaving.update(registry, now);
         let snapshot = registry.snapshot();
         if !Arc::ptr_eq(&snapshot, &known) {
             let urls: HashSet<_> =
@@ -79,6 +71,16 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
             idle_checked.retain(|url, _| urls.contains(url.as_str()));
             connected.retain(|url, _| urls.contains(url.as_str()));
             known = Arc::clone(&snapshot);
+        }
+        let events = registry.events().status(now);
+        for pod in lost_sources.update(&events) {
+            // Its engine may be gone too.
+            if let Some(entry) = snapshot.named(pod) {
+                connected.remove(entry.endpoint.url());
+            }
+        }
+        for url in registry.check_requests.take() {
+            connected.remove(&url);
         }
         for entry in snapshot.entries() {
             let endpoint = &entry.endpoint;
@@ -105,17 +107,8 @@ pub(crate) async fn maintain_pods(registry: Arc<PodRegistry>, tick: impl Fn()) -
                 tasks.spawn(named("model discovery", discovery));
             }
         }
-        let events = registry.events().status(now);
         update_trust(registry, &events, now);
-        for alert in event_alerts.update(&events, now) {
-            if let EventAlert::Unreachable { pod, .. } = alert
-                && let Some(entry) = snapshot.named(pod)
-            {
-                // Its engine may be gone too.
-                connected.remove(entry.endpoint.url());
-            }
-            alert.log();
-        }
+        event_alerts.update(&events, now).into_iter().for_each(EventAlert::log);
         breaker_alerts.update(&snapshot);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
@@ -137,7 +130,8 @@ impl PodRegistry {
             }
         };
         // No query takes longer.
-        let _ = tokio::time::timeout(TIMEOUTS.total + BLOCK_SIZE_TIMEOUT, discovery).await;
+        let _ =
+            tokio::time::timeout(TIMEOUTS.total + ANSWER_TIMEOUT + LOCAL_TIMEOUT, discovery).await;
         self.snapshot()
     }
 }
@@ -205,7 +199,7 @@ async fn discover_models(registry: Arc<PodRegistry>, entry: PodEntry, logged: Ar
     }
 }
 
-async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedFailures) {
+async fn query_models(registry: &Arc<PodRegistry>, entry: &PodEntry, logged: &LoggedFailures) {
     let endpoint = &entry.endpoint;
     let listed = fetch_models(endpoint).await;
     match &listed {
@@ -241,41 +235,101 @@ async fn query_models(registry: &PodRegistry, entry: &PodEntry, logged: &LoggedF
         Err(_) if !entry.config.facts.models.is_empty() => {}
         Err(_) => return,
     }
-    discover_block_size(registry, entry).await;
+    learn(registry, entry).await;
     let snapshot = registry.snapshot();
     for entry in snapshot.entries().iter().filter(|other| other.config.url() == entry.config.url())
     {
         if entry.pod.state().health() == Health::Down {
             entry.pod.state().set_health(Health::Up);
-            tracing::info!(pod = %entry.pod.facts().name, models = ?entry.pod.facts().models, "pod up");
-            warn_unlisted(registry, entry);
+            log_up(registry, entry);
         }
     }
+    compare_tokens(registry, entry.config.url()).await;
 }
 
-/// Reads the block size of a pod that is coming up, before it gets requests that are routed by
-/// tokens.
-async fn discover_block_size(registry: &PodRegistry, entry: &PodEntry) {
+/// Asks a pod that is coming up what it is, before it gets requests that are routed by tokens.
+async fn learn(registry: &Arc<PodRegistry>, entry: &PodEntry) {
     let url = entry.config.url();
     let settings = registry.settings();
+    let snapshot = registry.snapshot();
     let is_coming_up =
-        |entry: &PodEntry| entry.config.url() == url && entry.pod.state().health() == Health::Down;
-    if settings.models.is_empty() || !registry.snapshot().entries().iter().any(is_coming_up) {
-        return;
+        |entry: &&PodEntry| entry.config.url() == url && entry.pod.state().health() == Health::Down;
+    let Some(entry) = snapshot.entries().iter().find(is_coming_up) else { return };
+    let seeks = registry.searches.is_enabled() || entry.config.asks_for_events;
+    if !seeks {
+        if settings.models.is_empty() {
+            return;
+        }
+        let page = metrics_page(entry, &settings.egress_policy);
+        let page = tokio::time::timeout(ANSWER_TIMEOUT, page).await.ok().flatten();
+        return registry.record_block_size(url, page.as_deref());
     }
-    let page = metrics_page(entry, &settings.egress_policy);
-    let page = tokio::time::timeout(BLOCK_SIZE_TIMEOUT, page).await.ok().flatten();
+    registry.token_checks.forget(url);
+    let (facts, page) = ask(entry, &settings.egress_policy).await;
     registry.record_block_size(url, page.as_deref());
+    registry.record_facts(url, facts);
+    registry.seek_tokenizers(url).await;
 }
 
-/// Warns if a pod serves a model that is not listed while others are: its prompts cannot be
-/// tokenized.
+/// Compares tokens with the engine at `url` if that is due.
+async fn compare_tokens(registry: &PodRegistry, url: &str) {
+    let settings = registry.settings();
+    let snapshot = registry.snapshot();
+    let entry = snapshot.entries().iter().find(|entry| entry.config.url() == url);
+    let Some(entry) = entry.filter(|_| registry.searches.is_enabled()) else { return };
+    let Some(model) = model_of(entry, &settings) else { return };
+    let Some(tokenizer) = &model.tokenizer else { return };
+    if !registry.routes().wants_tokens() || !registry.token_checks.is_due(url, tokenizer) {
+        return;
+    }
+    let mut mismatch = None;
+    for probe in ProbePrompt::ALL {
+        let answer = post(&entry.endpoint, "/tokenize", &probe.body(&model.name)).await;
+        let answer = answer.ok().and_then(|body| serde_json::from_slice(&body).ok());
+        mismatch = probe.compare(tokenizer.as_ref(), &answer.unwrap_or_default());
+        if mismatch.is_some() {
+            break;
+        }
+    }
+    let is_changed = registry.token_checks.record(url, tokenizer, mismatch.as_ref());
+    let pod = &entry.pod.facts().name;
+    match mismatch {
+        Some(mismatch) if is_changed => tracing::error!(%pod, "tokens differ: {mismatch}"),
+        None if is_changed => tracing::info!(%pod, "tokens are those of the engine"),
+        _ => {}
+    }
+}
+
+/// Logs that a pod is up, what its engine has said, and why predictions for it are approximate.
+fn log_up(registry: &PodRegistry, entry: &PodEntry) {
+    let facts = entry.pod.facts();
+    let pod = &facts.name;
+    tracing::info!(
+        %pod,
+        models = ?facts.models,
+        engine = entry.engine.software,
+        block_size = entry.block_size,
+        kv_tokens = facts.kv_tokens,
+        "pod up"
+    );
+    warn_unlisted(registry, entry);
+    let reasons = registry.why_approximate(entry);
+    if !reasons.is_empty() && registry.routes().wants_tokens() {
+        tracing::warn!(%pod, "pod approximate: {}", reasons.join("; "));
+    }
+}
+
+/// Warns if a pod serves a model that no profile can route: prompts of a model that is not listed
+/// are tokenized only if its tokenizer is found.
 fn warn_unlisted(registry: &PodRegistry, entry: &PodEntry) {
     let settings = registry.settings();
-    let is_listed =
-        |name: &&Name| settings.models.iter().any(|model| *model.name == *name.as_str());
-    let unlisted: Vec<_> =
-        entry.pod.facts().models.iter().filter(|name| !is_listed(name)).collect();
+    let is_routable = |name: &&Name| {
+        settings.models.iter().any(|model| *model.name == *name.as_str())
+            || registry.searches.is_enabled()
+            || settings.by_text.is_some()
+    };
+    let models = entry.pod.facts().models.iter();
+    let unlisted: Vec<_> = models.filter(|name| !is_routable(name)).collect();
     if !settings.models.is_empty() && !unlisted.is_empty() {
         tracing::warn!(pod = %entry.pod.facts().name, models = ?unlisted, "model not listed under `models`: profiles that tokenize \
             refuse it; list it with its tokenizer, or route it to a profile with `text_blocks`");
@@ -317,52 +371,6 @@ async fn fetch_models(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, ModelsEr
         Some(cards) if !cards.is_empty() => Ok(cards.clone().into()),
         _ => Err(ModelsError::Empty),
     }
-}
-
-/// The metrics page of a pod; none if it cannot be read. The pod's key is sent only to the pod's
-/// own address.
-pub(crate) async fn metrics_page(entry: &PodEntry, reach: &Arc<EgressPolicy>) -> Option<String> {
-    let pod = &entry.endpoint;
-    let url = match &entry.config.metrics {
-        Some(url) => url.clone(),
-        None => format!("{}/metrics", entry.config.url()),
-    };
-    let endpoint =
-        Endpoint::new(&url, BreakerRules::default(), 1).ok()?.with_egress_policy(reach).ok()?;
-    let endpoint = Arc::new(endpoint);
-    let mut request = Request::new(Full::new(Bytes::new()));
-    *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
-    request.headers_mut().insert(HOST, endpoint.authority().clone());
-    if endpoint.authority() == pod.authority() {
-        pod.authorize(request.headers_mut());
-    }
-    request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
-    let answer = call(&endpoint, WorkerNumber::NONE, request, TIMEOUTS).await.ok()?;
-    if answer.head.status != StatusCode::OK {
-        return None;
-    }
-    let (_, body) = answer.whole(MAX_PAGE_BYTES).await.ok()?;
-    String::from_utf8(body.into()).ok()
-}
-
-/// The body of a successful `GET` of a path.
-pub(crate) async fn fetch(endpoint: &Arc<Endpoint>, path: &str) -> Result<Bytes, String> {
-    let answer = call(endpoint, WorkerNumber::NONE, get(endpoint, path), TIMEOUTS).await;
-    let answer = answer.map_err(|error| error.to_string())?;
-    let (head, body) = answer.whole(MAX_CARDS_BYTES).await.map_err(|error| error.to_string())?;
-    if !head.status.is_success() {
-        return Err(format!("{path}: status {}", head.status));
-    }
-    Ok(body)
-}
-
-fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
-    let mut request = Request::new(Full::new(Bytes::new()));
-    let path = format!("{}{path}", endpoint.prefix());
-    *request.uri_mut() = path.parse().unwrap_or_else(|_| Uri::from_static("/"));
-    request.headers_mut().insert(HOST, endpoint.authority().clone());
-    endpoint.authorize(request.headers_mut());
-    request
 }
 
 /// Updates the trust in each pod's events and what it caches, as routing decisions see it.

@@ -3,21 +3,25 @@
 //! Readers take an immutable [`FleetSnapshot`]; a change builds another one under a lock and swaps
 //! it in. `lifecycle` adds, removes and reconfigures pods.
 
+use crate::fleet::peer_routers::PeerRouters;
+use crate::fleet::reachability::CheckRequests;
+use crate::fleet::routing_history::ApproximateHistory;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
+use crate::fleet::tokenizer_check::TokenChecks;
+use crate::fleet::tokenizer_finder::TokenizerSearches;
 use crate::observe::request_trace::Sampler;
+use crate::observe::timestamp::Timestamp;
 use crate::routes::{RouteTable, RoutingError};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use wornpath_blocks::BlockHash;
 use wornpath_config::{KeyError, ModelSettings, PodConfig, Settings};
-use wornpath_events::{
-    ApproximateCaches, BlockIdScheme, Clock, EventPods, SentPrompt, ServedModel,
-};
+use wornpath_events::{BlockIdScheme, Clock, EventPods, ServedModel};
+use wornpath_exchange::{Origin, RouterId};
 use wornpath_execution::EndpointError;
-use wornpath_index::{Capacity, Index, IndexLimits, IndexWriter, Moment, NoSlot, PodId};
+use wornpath_index::{Capacity, Index, IndexLimits, Moment, NoSlot, PodId};
 use wornpath_routing::{Name, RoutingHistory};
 
 /// Limit on speculative blocks per pod where prompts are matched by their text: a million tokens in
@@ -66,32 +70,6 @@ pub enum ApplyError {
         /// The profile that refuses it.
         profile: String,
     },
-    /// A pod sends events, but no model is configured by which to hash their blocks.
-    #[error(
-        "pod `{0}` sends cache events, but its model is unknown; set `model` and list it under `models`, or pass \
-         --model and --tokenizer"
-    )]
-    EventsWithoutModel(String),
-}
-
-/// Approximate caches of the pods without cache events, derived from the prompts routed to them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ApproximateHistory(pub(crate) Arc<ApproximateCaches>);
-
-impl RoutingHistory for ApproximateHistory {
-    fn sent(
-        &self,
-        writer: &mut IndexWriter,
-        pod: PodId,
-        chain: &[BlockHash],
-        block_tokens: usize,
-    ) -> bool {
-        self.0.sent(writer, pod, SentPrompt { chain, block_tokens })
-    }
-
-    fn refused(&self, writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) -> bool {
-        self.0.refused(writer, pod, chain)
-    }
 }
 
 /// The pods, and all state that routing decisions read.
@@ -106,6 +84,8 @@ pub struct PodRegistry {
     pub(crate) slots: usize,
     events: Arc<EventPods>,
     pub(crate) history: ApproximateHistory,
+    /// The other routers, if anything is exchanged with them.
+    pub(crate) peer_routers: Option<Arc<PeerRouters>>,
     /// Chooses the decisions that are explained, at the rate of the settings.
     pub(crate) sampler: Sampler,
     clock: Clock,
@@ -113,6 +93,10 @@ pub struct PodRegistry {
     background: Handle,
     /// Notified when the first query for the models of a pod has ended.
     pub(crate) models_queried: Notify,
+    /// Pods that the probe loop is to check at once.
+    pub(crate) check_requests: CheckRequests,
+    pub(crate) searches: TokenizerSearches,
+    pub(crate) token_checks: TokenChecks,
 }
 
 impl PodRegistry {
@@ -130,13 +114,20 @@ impl PodRegistry {
         let pods = settings.pods.len().max(settings.limits.pods).max(256);
         let capacity = Capacity::for_pods(pods).unwrap_or_default();
         let mut limits = IndexLimits { capacity, ..IndexLimits::default() };
-        if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
+        if !routes.wants_tokens() {
             limits.speculative_per_pod = SPECULATIVE_TEXT_BLOCKS;
         }
         // Request ids are random numbers that clients see, and their generator can be run backwards.
         // So the index has a seed of its own.
         let index = Index::new(limits, RandomState::new().hash_one(0));
         let events = Arc::new(EventPods::new(index.clone(), settings.event_rules));
+        let origin = || Origin {
+            router: RouterId(RandomState::new().hash_one(1)),
+            started: Timestamp::now().0,
+        };
+        let history = ApproximateHistory::default();
+        let peers = || PeerRouters::new(origin(), &index, history.clone());
+        let peer_routers = settings.exchange.as_ref().map(|_| Arc::new(peers()));
         Ok(Self {
             settings: RwLock::new(Arc::new(settings)),
             routes: RwLock::new(Arc::new(routes)),
@@ -145,11 +136,15 @@ impl PodRegistry {
             index,
             slots: capacity.pods(),
             events,
-            history: ApproximateHistory::default(),
+            history,
+            peer_routers,
             sampler: Sampler::default(),
             clock,
             background,
             models_queried: Notify::new(),
+            check_requests: CheckRequests::default(),
+            searches: TokenizerSearches::default(),
+            token_checks: TokenChecks::default(),
         })
     }
 
@@ -208,21 +203,35 @@ impl PodRegistry {
         self.history.0.status(pod)
     }
 
+    /// The record of what is sent, for a worker.
+    pub(crate) fn routing_history(&self) -> Arc<dyn RoutingHistory> {
+        match &self.peer_routers {
+            Some(routers) => Arc::new(routers.history()),
+            None => Arc::new(self.history.clone()),
+        }
+    }
+
+    /// How many other routers this one hears of.
+    #[must_use]
+    pub fn known_routers(&self) -> usize {
+        self.peer_routers.as_ref().map_or(0, |routers| routers.known())
+    }
+
     /// Decodes the events of a pod by the model that it serves, as known now.
     pub(crate) fn bind_model(&self, entry: &PodEntry) {
-        if entry.config.events.is_empty() {
+        if !entry.has_events() {
             return;
         }
         let pod = entry.pod.facts();
         // An entry always had a model when it was added; if that is no longer listed, nothing
         // changes.
-        if let Ok(served) = served_model(&entry.config, &pod.models, &self.settings()) {
+        if let Some(served) = served_model(&entry.config, &pod.models, &self.settings()) {
             self.events().set_served_model(pod.name.as_str(), served, self.now());
         }
     }
 }
 
-/// The model that a pod's events are about.
+/// The model that a pod's events are about; none if no model is listed that it may serve.
 ///
 /// Block hashes depend on the model, so that equal prompts of two models differ. If the pod's model
 /// is not configured, it is the first listed one among those that the pod `reported`. Before its
@@ -232,14 +241,14 @@ pub(crate) fn served_model(
     pod: &PodConfig,
     reported: &[Name],
     settings: &Settings,
-) -> Result<ServedModel, ApplyError> {
+) -> Option<ServedModel> {
     let listed = |name: &Name| settings.models.iter().find(|model| *name == *model.name.as_str());
     let model: Option<&ModelSettings> = match pod.facts.models.first() {
         Some(name) => listed(name),
         None => reported.iter().find_map(listed).or(settings.models.first()),
     };
-    let model = model.ok_or_else(|| ApplyError::EventsWithoutModel(pod.facts.name.to_string()))?;
-    Ok(ServedModel {
+    let model = model?;
+    Some(ServedModel {
         key: settings.key.clone(),
         model: model.name.clone(),
         block_size: model.block_size.tokens(),

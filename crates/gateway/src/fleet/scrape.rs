@@ -108,13 +108,38 @@ pub fn block_size(page: &str) -> Option<NonZeroUsize> {
             whole.map(|value| value as usize)
         }
         EngineReport::Label(name, label) => {
-            let labels = |line| str::strip_prefix(line, name)?.strip_prefix('{');
-            page.lines().filter_map(labels).find_map(|labels| label_of(labels, label)?.parse().ok())
+            labels(page, name).find_map(|labels| label_of(labels, label)?.parse().ok())
         }
     };
     let size = reports.filter_map(size).find(|size| (1..=MAX_BLOCK_TOKENS).contains(size));
     size.and_then(NonZeroUsize::new)
 }
+
+/// Tokens that the cache of one rank of vLLM holds; none for a hybrid model, whose groups share it.
+#[must_use]
+pub fn kv_tokens(page: &str) -> Option<u64> {
+    let labels = labels(page, VLLM_CACHE).next()?;
+    let number = |label| label_of(labels, label)?.parse::<u64>().ok();
+    let size = number("block_size")?;
+    let is_hybrid = number("effective_attention_block_size").is_some_and(|other| other != size);
+    let tokens = number("num_gpu_blocks")?.checked_mul(size)?;
+    (!is_hybrid && tokens > 0).then_some(tokens)
+}
+
+/// The hash algorithm of vLLM's blocks.
+#[must_use]
+pub fn hash_algorithm(page: &str) -> Option<String> {
+    labels(page, VLLM_CACHE)
+        .find_map(|labels| label_of(labels, "prefix_caching_hash_algo"))
+        .map(str::to_owned)
+}
+
+/// The labels of every line of a metric.
+fn labels<'p>(page: &'p str, name: &str) -> impl Iterator<Item = &'p str> {
+    page.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix('{'))
+}
+
+const VLLM_CACHE: &str = "vllm:cache_config_info";
 
 /// The raw value of a label. Values may contain any character, and one name may be the suffix of
 /// another.

@@ -4,6 +4,7 @@
 //! A snapshot is immutable: adding or removing a pod, or discovering its models, publishes a new
 //! one, and requests in flight keep the one they started with.
 
+use crate::fleet::engine_facts::EngineFacts;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::AbortHandle;
-use wornpath_config::PodConfig;
+use wornpath_blocks::EngineRules;
+use wornpath_config::{EngineKind, EventSource, PodConfig};
 use wornpath_execution::{Endpoint, Target};
 use wornpath_index::PodId;
 use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};
@@ -29,10 +31,41 @@ pub struct PodEntry {
     pub cards: Arc<[Value]>,
     /// Tokens per block of its cache, as last reported by the engine.
     pub block_size: Option<NonZeroUsize>,
+    /// What its engine has said of itself.
+    pub engine: Arc<EngineFacts>,
+    /// The source of the cache events that are followed; none if its cache is approximated.
+    pub source: Option<EventSource>,
     /// The task that subscribes to its cache events, if the pod has an event source of its own.
     pub(crate) event_task: Option<AbortHandle>,
     /// Whether its models were queried at least once, with or without success.
     pub(crate) was_queried: Arc<AtomicBool>,
+    /// Whether no configuration lists it any more, and it serves until those that do answer.
+    pub is_leaving: bool,
+}
+
+impl PodEntry {
+    /// Whether its engine is known to stream the ids of tokens to requests that ask, as vLLM does.
+    fn gives_token_ids(&self) -> bool {
+        self.config.engine == EngineKind::Vllm
+            || self.cards.iter().any(|card| card["owned_by"] == "vllm")
+    }
+
+    /// How its engine reads prompts: by what it says of itself, or else by the configuration.
+    fn rules(&self) -> EngineRules {
+        let says = |name: &str| {
+            let software = self.engine.software.as_deref().unwrap_or_default();
+            let is_owner = |card: &Value| {
+                card["owned_by"].as_str().is_some_and(|owner| owner.eq_ignore_ascii_case(name))
+            };
+            let start = software.get(..name.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(name))
+                || self.cards.iter().any(is_owner)
+        };
+        match self.config.engine == EngineKind::Sglang && !says("vllm") || says("sglang") {
+            true => EngineRules::Sglang,
+            false => EngineRules::Vllm,
+        }
+    }
 }
 
 /// The longest context of the pods that serve a model.
@@ -75,10 +108,13 @@ pub struct FleetSnapshot {
     default: Option<ModelChoice>,
     /// By base model; none if the context length of one of its pods is not known.
     context_limits: HashMap<Name, Option<ContextLimit>>,
+    /// By base model: how its engines read prompts; none if they do so differently.
+    engine_rules: HashMap<Name, Option<EngineRules>>,
     /// The `was_queried` flags that were unset when this snapshot was made.
     unqueried: Vec<Arc<AtomicBool>>,
     /// Whether all of them are set.
     all_queried: AtomicBool,
+    gives_token_ids: bool,
 }
 
 impl FleetSnapshot {
@@ -87,12 +123,16 @@ impl FleetSnapshot {
         let mut names = HashMap::new();
         let mut default = None;
         let mut context_limits = HashMap::<Name, Option<ContextLimit>>::new();
+        let mut engine_rules = HashMap::<Name, Option<EngineRules>>::new();
         for entry in &entries {
+            let rules = Some(entry.rules());
             let facts = entry.pod.facts();
             let cards: HashMap<_, _> =
                 entry.cards.iter().map(|card| (card["id"].as_str(), card)).collect();
             for base in &facts.models {
                 let card = cards.get(&Some(base.as_str())).copied();
+                let all = engine_rules.entry(base.clone()).or_insert(rules);
+                *all = all.filter(|all| Some(*all) == rules);
                 let limit = ContextLimit::of(entry, card);
                 let longest = context_limits.entry(base.clone()).or_insert(limit);
                 *longest = longest.zip(limit).map(|(one, other)| one.or_longer(other));
@@ -116,7 +156,30 @@ impl FleetSnapshot {
         let unqueried = entries.iter().filter(is_unqueried);
         let unqueried = unqueried.map(|entry| Arc::clone(&entry.was_queried)).collect::<Vec<_>>();
         let all_queried = AtomicBool::new(unqueried.is_empty());
-        Self { fleet, entries, names, aliases, default, context_limits, unqueried, all_queried }
+        let gives_token_ids = !entries.is_empty() && entries.iter().all(PodEntry::gives_token_ids);
+        Self {
+            fleet,
+            entries,
+            names,
+            aliases,
+            default,
+            context_limits,
+            engine_rules,
+            unqueried,
+            all_queried,
+            gives_token_ids,
+        }
+    }
+
+    /// Whether every pod is known to stream token ids to requests that ask.
+    pub(crate) const fn gives_token_ids(&self) -> bool {
+        self.gives_token_ids
+    }
+
+    /// How the engines of a model read prompts; none if they do so differently.
+    #[must_use]
+    pub fn engine_rules(&self, base: &Name) -> Option<EngineRules> {
+        self.engine_rules.get(base).copied().unwrap_or(Some(EngineRules::default()))
     }
 
     /// The pods as routing decisions see them.

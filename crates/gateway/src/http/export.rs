@@ -19,7 +19,8 @@ pub fn start(gateway: &Arc<Gateway>, metrics: &Arc<Metrics>) -> Vec<Arc<dyn Summ
     let settings = gateway.settings();
     let Some(telemetry) = &settings.telemetry else { return observers };
     let background = gateway.pods().background();
-    let (resource, now) = (&telemetry.resource, gateway.now());
+    let resource = &telemetry.resource;
+    let now = gateway.now();
     if let Some(target) = &telemetry.traces {
         let (exporter, sender) = otlp::traces::exporter(target, resource, &metrics.traces, now);
         observers.push(Arc::new(exporter));
@@ -33,7 +34,8 @@ pub fn start(gateway: &Arc<Gateway>, metrics: &Arc<Metrics>) -> Vec<Arc<dyn Summ
         let metrics = Arc::clone(metrics);
         // It visits every pod, so it is collected on the low-priority pool.
         let collected = move || {
-            let (read, counted) = (Arc::clone(&gateway), Arc::clone(&metrics));
+            let read = Arc::clone(&gateway);
+            let counted = Arc::clone(&metrics);
             let page = gateway.pool.spawn(&METRICS, 0, move || collect(&read, &counted));
             async { page.await.ok() }
         };

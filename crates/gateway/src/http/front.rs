@@ -12,6 +12,8 @@ pub enum Front {
     Epp,
     /// Health checks of the picker alone, over gRPC without TLS.
     EppHealth,
+    /// Other routers. No worker gets their connections.
+    Exchange,
 }
 
 /// A connection for a worker.
@@ -40,6 +42,7 @@ impl Front {
             Self::Client => "client",
             Self::Epp => "epp",
             Self::EppHealth => "epp health",
+            Self::Exchange => "exchange",
         }
     }
 
@@ -50,6 +53,7 @@ impl Front {
             Self::Client => "clients",
             Self::Epp => "the endpoint picker",
             Self::EppHealth => "health checks",
+            Self::Exchange => "other routers",
         }
     }
 
@@ -59,6 +63,9 @@ impl Front {
             Self::Client => settings.tls.client.clone(),
             Self::Epp => settings.tls.epp.clone(),
             Self::EppHealth => None,
+            Self::Exchange => {
+                settings.exchange.as_ref()?.tls.as_ref().map(|tls| tls.listener.clone())
+            }
         }
     }
 }

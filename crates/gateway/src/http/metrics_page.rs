@@ -20,6 +20,7 @@ use crate::observe::metrics::{Metrics, family, process};
 use crate::proxy::body_budget::RefusedBodies;
 use crate::proxy::gateway::Gateway;
 use crate::proxy::shadow::Comparison;
+use crate::routes::tokenizes;
 
 type PodGauge = fn(&FleetPod) -> f64;
 type ReadState = fn(&FleetPod) -> &'static str;
@@ -101,6 +102,12 @@ pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
             slow.value(&[name.as_str(), time.word()], u8::from(found == Some(time)));
         }
     }
+    let exactness = page.family(family::POD_MODE);
+    for entry in snapshot.entries() {
+        let is_exact = gateway.pods().why_approximate(entry).is_empty();
+        let mode = if is_exact { "exact" } else { "approximate" };
+        exactness.state(entry.pod.facts().name.as_str(), &["exact", "approximate"], mode);
+    }
     let silent = page.family(family::EVENTS_SILENT);
     for pod in pods {
         let name = &pod.facts().name;
@@ -119,6 +126,7 @@ pub(crate) fn collect(gateway: &Gateway, metrics: &Metrics) -> MetricsPage {
     continuations(&mut page, gateway);
     bodies(&mut page, gateway);
     page.family(family::WAITING).value(&[], gateway.waiting());
+    page.family(family::EXCHANGE_ROUTERS).value(&[], gateway.pods().known_routers());
     models(&mut page, gateway, pods);
     shadows(&mut page, gateway);
     page
@@ -165,7 +173,7 @@ fn models(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
             waiting.requests as f64,
             waiting.longest.as_secs_f64(),
             up.len() as f64,
-            up.iter().map(|state| state.prefill_tokens()).sum::<u64>() as f64,
+            up.iter().map(|state| state.own_load().prefill_tokens).sum::<u64>() as f64,
             usage / (up.len().max(1)) as f64,
         ]
     };
@@ -209,9 +217,9 @@ fn bodies(page: &mut MetricsPage, gateway: &Gateway) {
 
 fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
     let gauges: [(Family, PodGauge); 5] = [
-        (family::POD_REQUESTS, |pod| f64::from(pod.state().requests())),
-        (family::POD_PREFILL, |pod| pod.state().prefill_tokens() as f64),
-        (family::POD_DECODE, |pod| pod.state().decode_tokens() as f64),
+        (family::POD_REQUESTS, |pod| f64::from(pod.state().own_load().requests)),
+        (family::POD_PREFILL, |pod| pod.state().own_load().prefill_tokens as f64),
+        (family::POD_DECODE, |pod| pod.state().own_load().decode_tokens as f64),
         (family::POD_WAITING, |pod| f64::from(pod.state().waiting())),
         (family::POD_KV_USAGE, |pod| pod.state().kv_usage()),
     ];
@@ -336,6 +344,8 @@ pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
     let guessed = pods.iter().filter(|pod| pod.state().trust() == EventTrust::Guessed).count();
     match guessed {
         _ if !profile.looks_up() => "none",
+        // Prompts that are compared by their text match no event.
+        _ if !tokenizes(profile) => "approximate",
         0 => "events",
         some if some < pods.len() => "mixed",
         _ => "approximate",

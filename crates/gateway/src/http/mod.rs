@@ -2,6 +2,7 @@
 
 mod accept;
 pub(crate) mod dispatch;
+mod exchange;
 pub mod export;
 mod front;
 #[cfg(feature = "grpc")]

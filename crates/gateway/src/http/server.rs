@@ -11,6 +11,7 @@ use crate::fleet::probe::maintain_pods;
 use crate::fleet::registry::ApplyError;
 use crate::http::accept::{ClientListener, WorkerInbox};
 use crate::http::dispatch::respond;
+use crate::http::exchange::exchange;
 use crate::http::front::{Accepted, Front, Phase};
 #[cfg(feature = "grpc")]
 use crate::http::grpc;
@@ -111,6 +112,7 @@ fn addresses(settings: &Settings) -> Result<Vec<(Front, SocketAddr)>, ServeError
         all.push((Front::Epp, epp.address));
         all.extend(epp.health.map(|health| (Front::EppHealth, health)));
     }
+    all.extend(settings.exchange.iter().map(|exchange| (Front::Exchange, exchange.listen)));
     Ok(all)
 }
 
@@ -223,6 +225,10 @@ async fn accept_until_shutdown(
     let (close, closing) = watch::channel(false);
     let mut accepting = JoinSet::new();
     for (front, listener) in listeners {
+        if front == Front::Exchange {
+            start_exchange(&supervisor, listener);
+            continue;
+        }
         let acceptor = Acceptor::new(Arc::new(listener), front.name());
         let inboxes = Arc::clone(&inboxes);
         let gateway = Arc::clone(gateway);
@@ -271,6 +277,16 @@ async fn accept_until_shutdown(
     if let Some(checkpoint) = &gateway.checkpoint {
         checkpoint.write(gateway.pods());
     }
+}
+
+/// Exchanges with other routers, on the background runtime.
+fn start_exchange(supervisor: &Arc<Worker>, listener: TcpListener) {
+    let listener = match listener.into_std() {
+        Ok(listener) => Arc::new(listener),
+        Err(error) => return tracing::error!(%error, "cannot listen for other routers"),
+    };
+    let exchange = move |supervisor| exchange(supervisor, Arc::clone(&listener));
+    supervise(supervisor.gateway.pods().background(), "exchange", supervisor, exchange);
 }
 
 /// Waits while clients are connected.

@@ -22,10 +22,13 @@ impl Timestamp {
 /// As in RFC 3339, with milliseconds.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (days, millis) = (self.0 / 86_400_000, self.0 % 86_400_000);
+        let days = self.0 / 86_400_000;
+        let millis = self.0 % 86_400_000;
         let (year, month, day) = date(days);
         let seconds = millis / 1000;
-        let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let hour = seconds / 3600;
+        let minute = seconds / 60 % 60;
+        let second = seconds % 60;
         write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")?;
         write!(f, ".{:03}Z", millis % 1000)
     }

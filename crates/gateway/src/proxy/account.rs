@@ -109,9 +109,6 @@ impl OpenResponse {
         let now = gateway.now();
         summary.status = facts.status.as_u16();
         summary.first_byte = Some(now.since(*arrived));
-        if let (Some(load), 0, 200..300) = (&step.reservation, facts.retries, summary.status) {
-            load.began(now.since(*arrived + summary.decided), now);
-        }
         summary.retries = facts.retries;
         summary.is_degraded = facts.is_degraded;
         let (cache, computed_by) = match &facts.prefill {
@@ -119,7 +116,10 @@ impl OpenResponse {
             None => (&step.cache, step.pod),
         };
         // A profile without a cache lookup predicts nothing, which is not the same as zero tokens.
-        summary.predicted_tokens = summary.predicted_tokens.map(|_| cache.tokens);
+        // Nor does it predict anything about a prompt that an earlier step has rewritten.
+        let is_predicted = !step.is_rewritten();
+        summary.predicted_tokens =
+            summary.predicted_tokens.filter(|_| is_predicted).map(|_| cache.tokens);
         summary.unique_tokens = cache.unique_tokens;
         summary.best = cache.best.and_then(|best| best_pod(&snapshot, best)).map(Box::new);
         let speculative = cache.speculative.zip(computed_by);
@@ -338,6 +338,9 @@ impl ResponseAccount {
         {
             // An answer that is not streamed was not counted token by token.
             load.decoded(tokens);
+            if end == RequestEnd::Whole && (200..300).contains(&summary.status) {
+                load.answered_at(tokens, worker.gateway.now());
+            }
         }
         if let (RequestEnd::Whole, EndMarker::Event(_), Some(load)) =
             (end, self.end_marker, &mut step.reservation)

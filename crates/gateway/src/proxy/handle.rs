@@ -17,6 +17,7 @@ use crate::proxy::parse::read_body;
 use crate::proxy::pending_summary::PendingSummary;
 use crate::proxy::prepare::prepare;
 use crate::proxy::relay::{Answered, respond};
+use crate::proxy::report_mode::remove_report_mode;
 use crate::proxy::route::{RouteHints, refuse_poison, route};
 use crate::proxy::run_plan::{PlanRun, run_plan};
 use crate::proxy::unix_time;
@@ -76,11 +77,12 @@ async fn run_stages(
         }
     };
     let hints = RouteHints::default();
-    let routed = route(worker, ingress, &arrival, hints, summary).await?;
+    let mut routed = route(worker, ingress, &arrival, hints, summary).await?;
     let keeping = continuation::keeping(worker, &routed, summary, &arrival);
+    let asks_ids = matches!(keeping, Some(Ok(_))) && continuation::ask_for_ids(worker, &mut routed);
     let PlanRun { response, permit, sent } = run_plan(worker, routed, summary).await?;
-    let kept = keeping.map(|facts| facts.and_then(|facts| facts.keep(worker, sent)));
-    Ok(Answered { response, permit, kept })
+    let kept = keeping.map(|facts| facts.and_then(|facts| facts.keep(worker, sent, asks_ids)));
+    Ok(Answered { response, permit, kept, asks_ids })
 }
 
 /// A request that the plan of a batch assigns to a pod.
@@ -140,6 +142,7 @@ async fn run_planned_stages(
     let work = BodyWork::new(call.body.len(), Origin::Batch, &settings.limits);
     let mut body = read_body(worker, summary.api, &call, &work).await?;
     body.request.model = snapshot.model(&body.model);
+    body.request.reading.engine = snapshot.engine_rules(&body.request.model.base);
     body.request.arrival = arrived;
     body.request.wall = unix_time();
     body.request.priority = Priority::LOWEST;
@@ -149,6 +152,7 @@ async fn run_planned_stages(
     if settings.batch.as_ref().is_none_or(|batch| batch.priority.is_none()) {
         set_engine_priority(&body, &mut call, &settings)?;
     }
+    remove_report_mode(&body, &mut call)?;
     isolate(&mut body, &mut call, &settings)?;
     let fingerprint = refuse_poison(gateway, &call)?;
     if snapshot.knows(&body.request.model.base) {

@@ -45,6 +45,7 @@ pub(crate) mod pending_summary;
 mod prepare;
 pub(crate) mod quota;
 pub mod relay;
+mod report_mode;
 pub(crate) mod route;
 mod run_plan;
 mod sender;

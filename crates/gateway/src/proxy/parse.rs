@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use wornpath_blocks::chat::{Grammar, exact_numbers};
 use wornpath_execution::StepCall;
-use wornpath_routing::{Rejection, Request};
+use wornpath_routing::{PromptReading, Rejection, Request};
 
 /// The result of parsing a body.
 #[derive(Debug, Default)]
@@ -114,12 +114,14 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
         .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
     let is_list = fields.get("prompt").is_some_and(is_prompt_list);
+    let mut reading = PromptReading::default();
     let prompt = match messages {
         Some(messages) => chat::prompt(messages, &mut fields),
-        None => dialect.prompt(&mut fields),
+        None => dialect.prompt(&mut fields, &mut reading),
     };
     let request = Request {
         prompt,
+        reading,
         has_prompt_list: is_list,
         output_tokens,
         salt,

@@ -5,6 +5,10 @@
 //! of the prompt by its length, and those that it may generate. When it ends, it has taken the tokens
 //! that the engine counted instead, or none if no engine answered it. The tokens of one request may
 //! be more than are left; until the bucket has refilled, the next requests get 429.
+//!
+//! What other routers say of a tenant (`exchange`) counts as if it were here: their requests in
+//! flight, and what they take from the buckets. Limit: requests that arrive at several routers within
+//! the delay of the exchange are admitted by each of them as if they were alone.
 
 use crate::observe::summary::Usage;
 use std::collections::HashMap;
@@ -13,6 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use wornpath_config::TenantSettings;
+use wornpath_exchange::{TenantChange, TenantReport};
 use wornpath_index::Moment;
 use wornpath_routing::{Name, Rejection};
 
@@ -48,11 +53,16 @@ impl Bucket {
 struct Rates {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
+    /// Taken from the buckets here since the start.
+    requests_taken: u64,
+    tokens_taken: i64,
 }
 
 #[derive(Debug, Default)]
 struct TenantUse {
     in_flight: AtomicU32,
+    /// At other routers.
+    elsewhere: AtomicU32,
     rates: Mutex<Rates>,
 }
 
@@ -64,7 +74,7 @@ impl TenantUse {
     /// Takes one request of the rates.
     fn take_request(&self, tenant: &TenantSettings, now: Moment) -> Result<(), Rejection> {
         let mut rates = self.rates();
-        let Rates { requests, tokens } = &mut *rates;
+        let Rates { requests, tokens, requests_taken, .. } = &mut *rates;
         for (bucket, limit, unit) in [
             (&mut *requests, tenant.requests_per_minute, "requests"),
             (tokens, tenant.tokens_per_minute, "tokens"),
@@ -77,8 +87,43 @@ impl TenantUse {
         }
         if let Some(requests) = requests {
             requests.level -= 1.0;
+            *requests_taken += 1;
         }
         Ok(())
+    }
+
+    /// What is used here, for other routers.
+    fn report(&self, tenant: &TenantSettings, now: Moment) -> TenantReport {
+        let mut rates = self.rates();
+        let left = |bucket: &mut Option<Bucket>, limit: Option<u64>| {
+            let (bucket, limit) = bucket.as_mut().zip(limit)?;
+            bucket.wait_for_one(limit, now);
+            Some(bucket.level.floor() as i64)
+        };
+        TenantReport {
+            in_flight: self.in_flight.load(Relaxed),
+            requests: rates.requests_taken,
+            tokens: rates.tokens_taken,
+            requests_left: left(&mut rates.requests, tenant.requests_per_minute),
+            tokens_left: left(&mut rates.tokens, tenant.tokens_per_minute),
+        }
+    }
+
+    /// Counts what other routers have taken as if it had been taken here.
+    fn hear(&self, tenant: &TenantSettings, change: &TenantChange, now: Moment) {
+        self.elsewhere.store(change.in_flight, Relaxed);
+        let mut rates = self.rates();
+        let Rates { requests, tokens, .. } = &mut *rates;
+        for (bucket, limit, taken, left) in [
+            (requests, tenant.requests_per_minute, change.requests as f64, change.requests_left),
+            (tokens, tenant.tokens_per_minute, change.tokens as f64, change.tokens_left),
+        ] {
+            let Some(limit) = limit else { continue };
+            let bucket = bucket.get_or_insert_with(|| Bucket::full(limit, now));
+            bucket.wait_for_one(limit, now);
+            let least = left.map_or(f64::INFINITY, |left| left as f64);
+            bucket.level = (bucket.level - taken).min(limit as f64).min(least);
+        }
     }
 }
 
@@ -112,7 +157,8 @@ impl Quotas {
             Arc::clone(tenants.entry(tenant.name.clone()).or_default())
         };
         let quota = quota.unwrap_or(u32::MAX);
-        let next = |count: u32| (count < quota).then_some(count + 1);
+        let elsewhere = tenant_use.elsewhere.load(Relaxed);
+        let next = |count: u32| (count.saturating_add(elsewhere) < quota).then_some(count + 1);
         if tenant_use.in_flight.fetch_update(Relaxed, Relaxed, next).is_err() {
             let reason = format!(
                 "tenant quota exceeded: {quota} requests in flight (limit {quota}); retry later"
@@ -122,6 +168,33 @@ impl Quotas {
         let permit = QuotaPermit { tenant_use, reserved: 0 };
         permit.tenant_use.take_request(tenant, now)?;
         Ok(Some(permit))
+    }
+}
+
+impl Quotas {
+    /// What tenants with limits use here, for other routers.
+    pub(crate) fn reports(
+        &self,
+        settings: &[TenantSettings],
+        now: Moment,
+    ) -> Vec<(Name, TenantReport)> {
+        let tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = |tenant: &TenantSettings| {
+            Some((tenant.name.clone(), tenants.get(&tenant.name)?.report(tenant, now)))
+        };
+        if tenants.is_empty() { Vec::new() } else { settings.iter().filter_map(report).collect() }
+    }
+
+    /// Counts what tenants use at other routers.
+    pub(crate) fn hear(&self, settings: &[TenantSettings], changes: &[TenantChange], now: Moment) {
+        for change in changes {
+            let named = |tenant: &&TenantSettings| *tenant.name.as_str() == *change.tenant;
+            let Some(tenant) = settings.iter().find(named) else { continue };
+            let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let tenant_use = Arc::clone(tenants.entry(tenant.name.clone()).or_default());
+            drop(tenants);
+            tenant_use.hear(tenant, change, now);
+        }
     }
 }
 
@@ -152,9 +225,14 @@ impl QuotaPermit {
 
     /// Takes these in place of the reserved ones.
     fn take(&mut self, tokens: u64) {
-        if let Some(bucket) = &mut self.tenant_use.rates().tokens {
+        let mut rates = self.tenant_use.rates();
+        let Rates { tokens: bucket, tokens_taken, .. } = &mut *rates;
+        if let Some(bucket) = bucket {
             bucket.level += self.reserved as f64 - tokens as f64;
+            *tokens_taken =
+                tokens_taken.saturating_sub_unsigned(self.reserved).saturating_add_unsigned(tokens);
         }
+        drop(rates);
         self.reserved = tokens;
     }
 }

@@ -10,6 +10,7 @@ use crate::proxy::account::{ChunkEnds, EndMarker, OpenResponse, ResponseAccount,
 use crate::proxy::continuation::KeptRequest;
 use crate::proxy::continuation::reason::NotContinued;
 use crate::proxy::continuation::stream::{KeptStream, Polled, is_stream};
+use crate::proxy::continuation::token_ids::TokenIdFilter;
 use crate::proxy::headers;
 use crate::proxy::quota::QuotaPermit;
 use crate::proxy::stream_usage::UsageFilter;
@@ -33,12 +34,14 @@ pub(crate) struct Answered {
     pub(crate) permit: Option<QuotaPermit>,
     /// None if the answer is no stream.
     pub(crate) kept: Option<Result<KeptRequest, NotContinued>>,
+    /// Whether the engine was asked for token ids that the client did not ask for.
+    pub(crate) asks_ids: bool,
 }
 
 impl Answered {
     /// A response that no other pod continues.
     pub(crate) const fn once(response: PlanResponse) -> Self {
-        Self { response, permit: None, kept: None }
+        Self { response, permit: None, kept: None, asks_ids: false }
     }
 }
 
@@ -49,7 +52,7 @@ pub(crate) fn respond(
     summary: RequestSummary,
     arrived: Moment,
 ) -> Response<ClientReply> {
-    let Answered { response, permit, kept } = answered;
+    let Answered { response, permit, kept, asks_ids } = answered;
     let settings = worker.gateway.settings();
     let mut response_head = response.answer.head;
     response_head.version = Version::HTTP_11;
@@ -91,14 +94,19 @@ pub(crate) fn respond(
         response_head.headers.insert(headers::DEGRADED, HeaderValue::from_static("true"));
     }
     let end_marker = EndMarker::of(open.summary.api, &response_head.headers);
-    let is_filtered = response.has_extra_usage && matches!(end_marker, EndMarker::Event(_));
-    if is_filtered {
+    let is_events = matches!(end_marker, EndMarker::Event(_));
+    let is_plain = matches!(source, Source::Engine(..));
+    let filters = Filters {
+        ids: (asks_ids && is_events && is_plain).then(TokenIdFilter::default),
+        usage: (response.has_extra_usage && is_events).then(UsageFilter::default),
+    };
+    if !filters.are_none() {
         // The client gets less than that.
         response_head.headers.remove(CONTENT_LENGTH);
     }
     let framing = if ends_by_closing { BodyFraming::Close } else { BodyFraming::Delimited };
     let mut relay = Relay::new(source, framing, end_marker, open);
-    relay.filter = is_filtered.then(UsageFilter::default);
+    relay.filters = filters;
     Response::from_parts(response_head, ClientReply::Relay(Box::pin(relay)))
 }
 
@@ -152,6 +160,41 @@ impl Source {
     }
 }
 
+/// What takes out of a stream what its client did not ask for.
+#[derive(Debug, Default)]
+struct Filters {
+    /// Token ids, unless a stream that may be continued takes them itself.
+    ids: Option<TokenIdFilter>,
+    /// Token counts.
+    usage: Option<UsageFilter>,
+}
+
+impl Filters {
+    const fn are_none(&self) -> bool {
+        self.ids.is_none() && self.usage.is_none()
+    }
+
+    fn filter(&mut self, data: Bytes) -> Bytes {
+        let data = match &mut self.ids {
+            Some(filter) => filter.filter(data),
+            None => data,
+        };
+        match &mut self.usage {
+            Some(filter) => filter.filter(data),
+            None => data,
+        }
+    }
+
+    /// What is left when the stream has ended.
+    fn rest(&mut self) -> Bytes {
+        let ids = self.ids.take().map(|mut filter| filter.rest()).unwrap_or_default();
+        match self.usage.take() {
+            Some(mut filter) => [&filter.filter(ids)[..], &filter.rest()].concat().into(),
+            None => ids,
+        }
+    }
+}
+
 /// The body of an engine's answer on its way to the client.
 pub(crate) struct Relay {
     source: Source,
@@ -164,8 +207,7 @@ pub(crate) struct Relay {
     is_between_events: bool,
     /// The number of the next event, where events are numbered.
     next_number: u64,
-    /// Removes the token counts that the client did not ask for.
-    filter: Option<UsageFilter>,
+    filters: Filters,
 }
 
 impl Relay {
@@ -187,7 +229,7 @@ impl Relay {
             numbers_events: end_marker.dialect().is_some_and(Dialect::numbers_events),
             is_between_events: true,
             next_number: 0,
-            filter: None,
+            filters: Filters::default(),
         };
         if relay.source.is_end_stream() && !relay.lacks_end() {
             relay.account.end(RequestEnd::Whole);
@@ -224,16 +266,13 @@ impl Relay {
     fn end(&mut self) -> PolledFrame {
         self.account.end(RequestEnd::Whole);
         self.source = Source::Engine(EngineBody::empty(), None);
-        let rest = self.filter.take().map(|mut filter| filter.rest());
-        Poll::Ready(rest.filter(|rest| !rest.is_empty()).map(|rest| Ok(Frame::data(rest))))
+        let rest = self.filters.rest();
+        Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))))
     }
 
     /// What the client gets of a chunk.
     fn pass_on(&mut self, data: Bytes) -> Bytes {
-        let data = match &mut self.filter {
-            Some(filter) => filter.filter(data),
-            None => data,
-        };
+        let data = self.filters.filter(data);
         if !data.is_empty() {
             self.is_between_events = data.ends_with(b"\n\n");
         }
@@ -262,15 +301,17 @@ impl Relay {
                 }
             }
             Polled::Moved(moved) => {
-                if moved.has_extra_usage && self.filter.is_none() {
-                    self.filter = Some(UsageFilter::default());
+                if moved.has_extra_usage {
+                    self.filters.usage.get_or_insert_default();
                 }
                 self.account.moved(*moved);
             }
             Polled::Declined(why) => {
                 let none = Source::Engine(EngineBody::empty(), None);
                 if let Source::Kept(stream) = std::mem::replace(&mut self.source, none) {
-                    self.source = Source::Engine(stream.into_body(), Some(why));
+                    let (body, ids) = stream.into_body();
+                    self.source = Source::Engine(body, Some(why));
+                    self.filters.ids = ids;
                 }
             }
         }
@@ -362,19 +403,19 @@ impl Body for Relay {
             if relay.source.is_end_stream() && relay.framing == BodyFraming::Delimited {
                 relay.account.end(RequestEnd::Whole);
             }
-            if relay.filter.is_none() || frame.data_ref().is_none_or(|data| !data.is_empty()) {
+            if relay.filters.are_none() || frame.data_ref().is_none_or(|data| !data.is_empty()) {
                 return Poll::Ready(Some(Ok(frame)));
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        !self.account.is_open() && self.source.is_end_stream() && self.filter.is_none()
+        !self.account.is_open() && self.source.is_end_stream() && self.filters.are_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match (&self.filter, &self.source) {
-            (None, Source::Engine(body, _)) => body.size_hint(),
+        match &self.source {
+            Source::Engine(body, _) if self.filters.are_none() => body.size_hint(),
             _ => SizeHint::default(),
         }
     }

@@ -17,6 +17,7 @@ use crate::proxy::low_priority_pool::{BodyWork, Origin};
 use crate::proxy::parse::{ParsedBody, read_body};
 use crate::proxy::prepare::prepare;
 use crate::proxy::quota::QuotaPermit;
+use crate::proxy::report_mode::remove_report_mode;
 use crate::proxy::shadow::LiveRequest;
 use crate::proxy::stream_usage::ask_for_usage;
 use crate::proxy::unix_time;
@@ -110,6 +111,7 @@ pub(crate) async fn route(
     }
     check_model(summary.api, &body.model, &snapshot)?;
     body.request.model = snapshot.model(&body.model);
+    body.request.reading.engine = snapshot.engine_rules(&body.request.model.base);
     body.request.arrival = arrived;
     body.request.wall = unix_time();
     body.request.headers = shown;
@@ -119,6 +121,7 @@ pub(crate) async fn route(
     set_tenant(&mut body, tenant);
     replace_alias(&body, &mut call, &snapshot)?;
     set_engine_priority(&body, &mut call, settings)?;
+    remove_report_mode(&body, &mut call)?;
     isolate(&mut body, &mut call, settings)?;
     let fingerprint = refuse_poison(gateway, &call)?;
     ask_for_usage(summary.api, &body, &mut call, settings.stream_usage);

@@ -49,10 +49,8 @@ impl Worker {
     /// A worker. No other worker of the gateway has its number.
     #[must_use]
     pub fn new(gateway: Arc<Gateway>, number: usize) -> Self {
-        let state = DecisionState::with_history(
-            gateway.pods().index(),
-            Arc::new(gateway.pods().history.clone()),
-        );
+        let state =
+            DecisionState::with_history(gateway.pods().index(), gateway.pods().routing_history());
         let inner = WorkerState { state, rng: gateway.rng(number) };
         Self { gateway, number: WorkerNumber(number), inner: Mutex::new(inner) }
     }

@@ -5,5 +5,6 @@ mod engine_priority;
 mod isolation;
 mod numbers;
 mod ops;
+mod prompts;
 mod proto;
 mod served;

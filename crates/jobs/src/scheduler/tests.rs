@@ -79,6 +79,20 @@ fn the_work_of_a_lost_pod_goes_to_the_others_and_its_late_responses_are_stale() 
 }
 
 #[test]
+fn a_pod_that_joins_takes_work_over_once_it_may_have_requests() {
+    let chains: Vec<_> = (0..64).map(|number| [number * 2, number * 2 + 1]).collect();
+    let mut scheduler = scheduler(&chains, 1);
+    assert_eq!(all(&mut scheduler, SECOND).len(), 8);
+    scheduler.join();
+    assert_eq!(scheduler.next(SECOND), None, "it may belong to clients");
+    scheduler.hold_below(1, 5);
+    let more = all(&mut scheduler, SECOND);
+    assert_eq!(more.len(), 5);
+    assert!(more.iter().all(|order| order.pod == 1));
+    assert_eq!((scheduler.pods(), scheduler.steals()), (2, 1));
+}
+
+#[test]
 fn a_busy_engine_rests_and_costs_no_attempt() {
     let chains: Vec<_> = (0..32).map(|number| [number * 2, number * 2 + 1]).collect();
     let mut scheduler = scheduler(&chains, 1);

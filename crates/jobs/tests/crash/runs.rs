@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    AnswerHold, DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules,
+    AnswerHold, DedupGroups, DueTime, EngineHealth, ExternalSort, Identical, Input, InputRules,
     LineDispatch, LineForm, LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish,
     ReplyError, ResultPaths, Results, RetryPolicy, RunChannels, RunControl, RunProgress, RunWork,
     Scheduler, SortScratch, StoreError, run,
@@ -142,6 +142,7 @@ async fn live_from(
         output_tokens: 8,
         most_problems: 1,
         identical,
+        due: DueTime::OPEN,
     };
     let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
     // Some processes sort on disk.
@@ -358,6 +359,7 @@ async fn decoding_requests_do_not_count_against_the_prefill_window() {
         output_tokens: 8,
         most_problems: 1,
         identical: Identical::Each,
+        due: DueTime::OPEN,
     };
     let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
     let input = Input::read(&lines.join(&b'\n')[..], &rules, &hasher).unwrap();

@@ -43,11 +43,31 @@ impl RangeSet {
         self.0.insert(range.start, range.end);
     }
 
+    /// Stops of a range that the set contains.
+    pub(super) fn count_in(&self, range: &Range<usize>) -> usize {
+        let around = self.0.range(..=range.start).next_back();
+        let inside = self.0.range(range.start + 1..range.end);
+        let both = around.into_iter().chain(inside);
+        both.map(|(start, end)| (*end).min(range.end).saturating_sub((*start).max(range.start)))
+            .sum()
+    }
+
     /// The closest stops before and after a position that the set does not contain.
     pub(super) fn around(&self, position: usize) -> (Option<usize>, Option<usize>) {
         let before = self.0.range(..position).next_back().map(|(_, end)| *end - 1);
         let after = self.0.range(position..).next().map(|(start, _)| *start);
         (before, after)
+    }
+
+    /// The closest stops before and after a position that the set contains.
+    pub(super) fn nearest(&self, position: usize) -> [Option<usize>; 2] {
+        let before = self.0.range(..position).next_back();
+        let before = before.map(|(_, end)| (*end - 1).min(position.saturating_sub(1)));
+        let behind = match self.contains(position + 1) {
+            true => Some(position + 1),
+            false => self.0.range(position + 1..).next().map(|(start, _)| *start),
+        };
+        [before, behind]
     }
 
     /// Removes one stop, if the set contains it.
@@ -90,6 +110,18 @@ mod tests {
         queued.insert(6..8);
         queued.take(2);
         assert_eq!(queued.ranges().collect::<Vec<_>>(), [0..2, 3..4, 6..8]);
+        let counts = [0..9, 1..7, 2..3, 3..6, 8..9].map(|range| queued.count_in(&range));
+        assert_eq!(counts, [5, 3, 0, 1, 0]);
+        let nearest = [0, 1, 2, 3, 5, 8].map(|position| queued.nearest(position));
+        let expected = [
+            [None, Some(1)],
+            [Some(0), Some(3)],
+            [Some(1), Some(3)],
+            [Some(1), Some(6)],
+            [Some(3), Some(6)],
+            [Some(7), None],
+        ];
+        assert_eq!(nearest, expected);
         queued.insert(2..3);
         queued.insert(4..6);
         assert_eq!((queued.ranges().count(), queued.last()), (1, Some(0..8)));

@@ -25,7 +25,7 @@ impl DecisionRun<'_, '_, '_> {
         let blocks = self.profile.blocks.as_ref();
         let prompt = blocks.and_then(|blocks| self.context.slots.read(blocks))?;
         let own = self.counted_depth(prompt, chosen);
-        if elsewhere.min(countable(prompt)) <= own {
+        if elsewhere.min(prompt.countable_blocks()) <= own {
             return None;
         }
         let fleet = self.env.fleet;
@@ -45,7 +45,7 @@ impl DecisionRun<'_, '_, '_> {
 
     /// The leading blocks that a pod holds and that need not be computed.
     fn counted_depth(&self, prompt: &BlockHashes, at: Candidate) -> usize {
-        (self.depth(at) as usize).min(countable(prompt))
+        (self.depth(at) as usize).min(prompt.countable_blocks())
     }
 
     fn serves_model(&self, pod: &FleetPod) -> bool {
@@ -82,12 +82,6 @@ impl DecisionRun<'_, '_, '_> {
             Some(_) => PassedOver::Filter,
         }
     }
-}
-
-/// Blocks of a prompt that need not be computed if they are cached: engines always compute the last
-/// token, and with it its whole block.
-pub(super) fn countable(prompt: &BlockHashes) -> usize {
-    prompt.prompt_tokens.saturating_sub(1) / prompt.block_tokens.max(1)
 }
 
 fn is_unhealthy(pod: &FleetPod) -> bool {

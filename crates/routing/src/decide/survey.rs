@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use wornpath_index::PodId;
 
-use super::best_cached::countable;
 use super::{DecisionRun, Retry, decision};
 use crate::decision_state::DecisionEnv;
 use crate::profile::Profile;
@@ -52,7 +51,7 @@ impl DecisionRun<'_, '_, '_> {
         let estimate = |at| PodEstimate {
             pod: fleet[at].id(),
             cached_tokens: prompt.map(|prompt| {
-                let depth = (self.depth(at) as usize).min(countable(prompt));
+                let depth = (self.depth(at) as usize).min(prompt.countable_blocks());
                 (depth * prompt.block_tokens) as u64
             }),
             first_token: step

@@ -8,10 +8,11 @@ use wornpath_index::{Location, PodId, Tier};
 use super::*;
 use crate::fleet::{PodFacts, Reservation};
 use crate::name::{Name, Role};
-use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
+use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start};
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::testing::{BLOCK, TestBench};
+use crate::transfer::Transfer;
 
 mod given_away;
 mod speculative;
@@ -216,8 +217,11 @@ fn a_long_cold_prompt_is_prefilled_beside_the_pod_that_will_decode_it() {
     let plan = bench.plan(&profile, TestBench::request(&tokens));
     let [prefill, decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!(names(&bench, [prefill.pod.unwrap(), decode.pod.unwrap()]), ["p1", "p3"]);
-    assert_eq!(prefill.mutations, [Mutation::PrefillOnly, Mutation::OfferKv(Transfer::Nixl)]);
-    assert_eq!(decode.mutations, [Mutation::TakeKv(Transfer::Nixl)]);
+    assert_eq!(
+        prefill.mutations,
+        [Mutation::PrefillOnly, Mutation::OfferKv(Transfer::named("nixl").unwrap())]
+    );
+    assert_eq!(decode.mutations, [Mutation::TakeKv(Transfer::named("nixl").unwrap())]);
     assert_eq!((prefill.failure.attempts, prefill.failure.then), (2, AfterFailure::Skip));
     assert_eq!(prefill.lease, Some(Duration::from_secs(30)));
     assert_eq!(bench.pod(1).state().requests(), 1);
@@ -253,9 +257,10 @@ fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
 
 #[test]
 fn concurrent_protocols_start_both_steps_together_and_only_sglangs_prefill_is_not_cut_short() {
-    for (transfer, only) in
-        [(Transfer::Bootstrap, None), (Transfer::Mooncake, Some(Mutation::PrefillOnly))]
-    {
+    for (transfer, only) in [
+        (Transfer::named("bootstrap").unwrap(), None),
+        (Transfer::named("mooncake").unwrap(), Some(Mutation::PrefillOnly)),
+    ] {
         let mut bench = two_by_two();
         let transfers = format!("transfer: {}", transfer.word());
         let yaml = PREFILL_DECODE.replace("min_uncached_tokens: 8", &transfers);
@@ -319,7 +324,7 @@ workflow:
     let host = |pod| fleet[fleet.find(pod).unwrap()].facts().topology.host.clone();
     assert_eq!(late.steps.len(), 1);
     assert_eq!(host(late.steps[0].pod.unwrap()), host(pods[1].unwrap()), "beside the prefill pod");
-    assert_eq!(late.steps[0].mutations, [Mutation::TakeKv(Transfer::Nixl)]);
+    assert_eq!(late.steps[0].mutations, [Mutation::TakeKv(Transfer::named("nixl").unwrap())]);
 }
 
 #[test]

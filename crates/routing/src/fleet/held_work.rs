@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::pod_state::{PodState, pairs};
+use super::pod_state::PodState;
+use super::reservation::pairs;
 
 /// Work of a waiting request on the pod that it waits for. Dropping it takes it back.
 #[derive(Debug)]

@@ -6,15 +6,16 @@
 //! different moments, which no policy can notice.
 //!
 //! Load counts from the moment a plan is made, so that the next decision sees it, and is given back
-//! exactly once, when the [`Reservation`] is dropped, whatever way the request went.
+//! exactly once, when the [`Reservation`](super::Reservation) is dropped, whatever way the request went.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use wornpath_index::Moment;
+use wornpath_index::{Moment, Tier};
 
+use super::learnt_loads::{LearntLoads, LoadedTokens};
 use super::learnt_rates::{LearntRate, LearntRates, MeasuredPrefill, PrefillWork};
+use super::router_load::{OthersLoad, RouterLoad};
 
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,8 +69,8 @@ pub struct PodState {
     prefill_tokens: AtomicU64,
     prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
-    unanswered_tokens: AtomicU64,
-    in_flight_tokens: AtomicU64,
+    pub(super) unanswered_tokens: AtomicU64,
+    pub(super) in_flight_tokens: AtomicU64,
     held_tokens: AtomicU64,
     held_pairs: AtomicU64,
     /// Tokens plus one; zero for unknown.
@@ -81,10 +82,10 @@ pub struct PodState {
     /// As bits of an `f32`; zero for unknown.
     answer_tokens: AtomicU32,
     /// The mean of the samples, as bits of an `f32`.
-    ms_per_token: AtomicU32,
+    slowness_log2: AtomicU32,
     /// When the last sample was taken, in wrapping milliseconds.
     last_sample: AtomicU32,
-    /// Number of samples in `ms_per_token`, saturating.
+    /// Number of samples in `slowness_log2`, saturating.
     samples: AtomicU8,
     /// The last progress of its prefills, in wrapping milliseconds; zero for never.
     progress: AtomicU32,
@@ -99,10 +100,12 @@ pub struct PodState {
     /// not configured.
     slowdown: AtomicU8,
     learnt: LearntRates,
+    loads: LearntLoads,
+    others: OthersLoad,
 }
 
-/// Three lines for every pod, of which a decision reads what its plugins ask for.
-const _: () = assert!(size_of::<PodState>() <= 192);
+/// Five lines for every pod, of which a decision reads what its plugins ask for, and never the last.
+const _: () = assert!(size_of::<PodState>() <= 320);
 
 impl PodState {
     /// Requests sent and not finished.
@@ -152,6 +155,60 @@ impl PodState {
         self.in_flight_tokens.load(Relaxed)
     }
 
+    /// The part of its load that this router put on it. The figures above are of all routers that
+    /// are known.
+    #[must_use]
+    pub fn own_load(&self) -> RouterLoad {
+        let all = RouterLoad {
+            requests: self.requests(),
+            decoding: self.decoding(),
+            prefill_tokens: self.prefill_tokens(),
+            prefill_pairs: self.prefill_pairs(),
+            decode_tokens: self.decode_tokens(),
+            unanswered_tokens: self.unanswered_tokens(),
+            in_flight_tokens: self.in_flight_tokens(),
+        };
+        all.saturating_sub(self.others.read())
+    }
+
+    /// The part of its load that other routers put on it.
+    #[must_use]
+    pub fn others_load(&self) -> RouterLoad {
+        self.others.read()
+    }
+
+    /// Other routers have this load on it. For one thread at a time.
+    pub fn set_others_load(&self, load: RouterLoad) {
+        let before = self.others.replace(load);
+        self.requests.fetch_add(load.requests.wrapping_sub(before.requests), Relaxed);
+        self.decoding.fetch_add(load.decoding.wrapping_sub(before.decoding), Relaxed);
+        for (sum, load, before) in [
+            (&self.prefill_tokens, load.prefill_tokens, before.prefill_tokens),
+            (&self.prefill_pairs, load.prefill_pairs, before.prefill_pairs),
+            (&self.decode_tokens, load.decode_tokens, before.decode_tokens),
+            (&self.unanswered_tokens, load.unanswered_tokens, before.unanswered_tokens),
+            (&self.in_flight_tokens, load.in_flight_tokens, before.in_flight_tokens),
+        ] {
+            sum.fetch_add(load.wrapping_sub(before), Relaxed);
+        }
+    }
+
+    /// Prompt tokens that it has computed for this router, and twice the pairs that these attended
+    /// to.
+    #[must_use]
+    pub fn own_computed(&self) -> (u64, u64) {
+        let (tokens, pairs) = self.learnt.counts();
+        let (others_tokens, others_pairs) = self.others.counts();
+        (tokens.wrapping_sub(others_tokens), pairs.wrapping_sub(others_pairs))
+    }
+
+    /// It has computed so much for other routers.
+    pub fn computed_for_others(&self, tokens: u64, pairs: u64, now: Moment) {
+        self.learnt.computed(tokens, pairs);
+        self.others.computed(tokens, pairs);
+        self.progressed(now);
+    }
+
     /// Uncached prompt tokens of requests in the router's wait queue that would go to the pod, as
     /// far as they are ahead of the request that is being decided.
     #[inline]
@@ -199,13 +256,13 @@ impl PodState {
         (mean > 0.0).then(|| f64::from(mean))
     }
 
-    /// Milliseconds to the first token for each token that recent answers had to compute, and the
-    /// number of samples, up to 255.
+    /// How many times longer its recent answers took than its engine's published speed says, as the
+    /// mean of the logarithms to base two; and the number of samples, up to 255.
     #[inline]
     #[must_use]
-    pub fn ms_per_token(&self) -> Option<(f64, u32)> {
+    pub fn slowness_log2(&self) -> Option<(f64, u32)> {
         let known = u32::from(self.samples.load(Relaxed));
-        (known > 0).then(|| (f64::from(f32::from_bits(self.ms_per_token.load(Relaxed))), known))
+        (known > 0).then(|| (f64::from(f32::from_bits(self.slowness_log2.load(Relaxed))), known))
     }
 
     /// Time since the last sample; wraps after 49 days.
@@ -217,14 +274,18 @@ impl PodState {
         Duration::from_millis(u64::from(ago))
     }
 
-    /// A sample: milliseconds for each token that an answer had to compute. The newest counts an
-    /// eighth.
-    pub fn add_sample(&self, per_token: f64, now: Moment) {
-        const NEWEST: f64 = 1.0 / 8.0;
+    /// An answer took so many milliseconds where `nominal` were to be expected. The newest counts an
+    /// eighth, or half if the one before is old: then it is a trial of a pod that was slow.
+    pub fn add_sample(&self, took: f64, nominal: f64, now: Moment) {
+        const OLD: Duration = Duration::from_secs(5);
+        // No engine answers at once, and no network: short answers tell little.
+        const LEAST: f64 = 20.0;
+        let ratio = took.max(1.0) / (nominal + LEAST);
+        let sample = ratio.log2();
         let known = self.samples.load(Relaxed);
-        let mean =
-            self.ms_per_token().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
-        self.ms_per_token.store((mean as f32).to_bits(), Relaxed);
+        let newest = if self.since_last_sample(now) > OLD { 0.5 } else { 0.125 };
+        let mean = self.slowness_log2().map_or(sample, |(mean, _)| mean + newest * (sample - mean));
+        self.slowness_log2.store((mean as f32).to_bits(), Relaxed);
         self.last_sample.store(now.since_zero().as_millis() as u32, Relaxed);
         self.samples.store(known.saturating_add(1), Relaxed);
     }
@@ -241,6 +302,12 @@ impl PodState {
             sixteenths => f64::from(sixteenths) / 16.0,
         };
         self.learnt.pace(paced, configured, model)
+    }
+
+    /// Milliseconds to load a cached token from a tier, if `assumed` is what is known from elsewhere.
+    #[inline]
+    pub(crate) fn load_rate(&self, tier: Tier, assumed: f64) -> f64 {
+        self.loads.rate(tier, assumed)
     }
 
     /// Whether its speed of prefill was measured or configured.
@@ -426,9 +493,22 @@ impl PodState {
     /// A request that was sent when the pod was seen as `sent` has its first token. What waited
     /// inside the engine for memory tells nothing about its speed.
     pub(super) fn learn_prefill(&self, sent: &LearntRate, now: Moment) {
-        const MOST_WAITING: u32 = 4;
         if self.waiting() <= MOST_WAITING {
             self.learnt.first_token(sent, &self.rates_now(now));
+        }
+    }
+
+    /// The same, for how far it is from the published speed.
+    pub(super) fn learn_slowness(&self, took: f64, nominal: f64, now: Moment) {
+        if self.waiting() <= MOST_WAITING {
+            self.add_sample(took, nominal, now);
+        }
+    }
+
+    /// The same, for what a request took beyond the prediction without loads.
+    pub(super) fn learn_loads(&self, excess: f64, uncached: u64, loaded: &LoadedTokens) {
+        if self.waiting() <= MOST_WAITING {
+            self.loads.first_token(excess, uncached, loaded);
         }
     }
 
@@ -461,129 +541,5 @@ impl PodState {
     }
 }
 
-/// Load that one step of a plan puts on one pod. Dropping it gives the load back.
-#[derive(Debug)]
-pub struct Reservation {
-    pod_state: Arc<PodState>,
-    prompt_tokens: u64,
-    uncached_tokens: u64,
-    /// What is still to be computed of the prompt.
-    pending: u64,
-    /// Tokens in the context, once it decodes.
-    decoding: Option<u64>,
-    /// The pod when the request was sent; later, when it got its first token.
-    seen: Option<LearntRate>,
-}
-
-impl Reservation {
-    /// One more request on the pod, whose prompt has `uncached_tokens` to compute.
-    #[must_use]
-    pub fn new(pod_state: &Arc<PodState>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
-        let pending = uncached_tokens.min(prompt_tokens);
-        pod_state.admit(pending, pairs(prompt_tokens, pending));
-        pod_state.unanswered_tokens.fetch_add(pending, Relaxed);
-        pod_state.in_flight_tokens.fetch_add(pending, Relaxed);
-        let uncached_tokens = pending;
-        let pod_state = Arc::clone(pod_state);
-        Self { pod_state, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
-    }
-
-    /// It is sent at `now`: from here on the pod's speed is learnt from it.
-    #[must_use]
-    pub fn sent_at(mut self, now: Moment) -> Self {
-        self.seen = Some(self.pod_state.rates_now(now));
-        if self.pod_state.prefill_tokens() == self.pending {
-            self.pod_state.progressed(now);
-        }
-        self
-    }
-
-    /// Prompt tokens that are still to be computed.
-    #[must_use]
-    pub const fn pending_tokens(&self) -> u64 {
-        self.pending
-    }
-
-    /// The engine has computed `tokens` more of the prompt, as its events tell.
-    pub fn computed(&mut self, tokens: u64) {
-        let tokens = tokens.min(self.pending);
-        let before = pairs(self.prompt_tokens, self.pending);
-        self.pending -= tokens;
-        self.pod_state.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
-    }
-
-    /// The same, at `now`.
-    pub fn computed_at(&mut self, tokens: u64, now: Moment) {
-        self.computed(tokens);
-        self.pod_state.progressed(now);
-    }
-
-    /// The first token came: the prompt is computed, its context now decodes.
-    pub fn first_token(&mut self) {
-        self.computed(self.pending);
-        if self.decoding.is_none() {
-            self.decoding = Some(self.prompt_tokens);
-            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
-            self.pod_state.start_decoding(self.prompt_tokens);
-        }
-    }
-
-    /// The answer began `took` after the request was sent: what says whether the pod is slow for
-    /// what it was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
-    pub fn began(&self, took: Duration, now: Moment) {
-        const LEAST_TOKENS: u64 = 512;
-        let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
-        self.pod_state.add_sample(took.as_secs_f64() * 1e3 / tokens, now);
-    }
-
-    /// The first token came at `now`.
-    pub fn first_token_at(&mut self, now: Moment) {
-        let is_first = self.decoding.is_none();
-        self.first_token();
-        self.pod_state.progressed(now);
-        if is_first && let Some(sent) = self.seen {
-            self.pod_state.learn_prefill(&sent, now);
-            self.seen = Some(self.pod_state.rates_now(now));
-        }
-    }
-
-    /// The answer ended at `now`, whole.
-    pub fn ended_at(&mut self, now: Moment) {
-        if let (Some(context), Some(first)) = (self.decoding, self.seen.take()) {
-            self.pod_state.learn_steps(&first, now, context - self.prompt_tokens);
-        }
-    }
-
-    /// `tokens` more were generated.
-    pub fn decoded(&mut self, tokens: u64) {
-        if let Some(context) = &mut self.decoding {
-            *context = context.saturating_add(tokens);
-            self.pod_state.decoded(tokens);
-        }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.pod_state.cancel_prefill(self.pending, pairs(self.prompt_tokens, self.pending));
-        if let Some(context) = self.decoding {
-            self.pod_state.stop_decoding(context);
-            // Without generated tokens there is nothing to learn about the length of responses.
-            if context > self.prompt_tokens {
-                self.pod_state.answered(context - self.prompt_tokens);
-            }
-        } else {
-            self.pod_state.unanswered_tokens.fetch_sub(self.uncached_tokens, Relaxed);
-        }
-        self.pod_state.in_flight_tokens.fetch_sub(self.uncached_tokens, Relaxed);
-        self.pod_state.leave();
-    }
-}
-
-/// Twice the pairs that the last `pending` tokens of a prompt attend to.
-pub(super) fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
-    /// Longer prompts than any engine takes count as this long, so that no sum overflows.
-    const LONGEST: u64 = 1 << 24;
-    let done = (prompt_tokens - pending).min(LONGEST);
-    prompt_tokens.min(LONGEST).pow(2) - done.pow(2)
-}
+/// With more requests waiting inside the engine, times tell about its memory and not its speed.
+const MOST_WAITING: u32 = 4;

@@ -5,7 +5,7 @@
 //! [`EngineSpeed`] has the time of a step.
 //!
 //! The predicted time to first token is the sum of [`CostTerms::queued`], [`CostTerms::held`],
-//! [`CostTerms::own`] and [`CostTerms::steps`]. The other terms are prices: what the placement costs
+//! [`CostTerms::own`], [`CostTerms::steps`] and [`CostTerms::loading`]. The other terms are prices: what the placement costs
 //! other requests. They count the same milliseconds, each as often as it delays a request.
 
 use super::engine_speed::{EngineSpeed, Slowdown};
@@ -23,6 +23,8 @@ pub(crate) struct Placement {
     pub(crate) new: f64,
     /// Expected output tokens.
     pub(crate) output: f64,
+    /// Milliseconds to load cached tokens from slower tiers.
+    pub(crate) loading: f64,
 }
 
 /// The pod's load before the request.
@@ -75,6 +77,8 @@ pub(crate) struct CostTerms {
     pub(crate) own: f64,
     /// The rest of the steps' time, decoding included.
     pub(crate) steps: f64,
+    /// Loading of cached blocks from slower tiers.
+    pub(crate) loading: f64,
     /// Delay of the requests that will wait behind this one.
     pub(crate) waiting: f64,
     /// Delay of the requests that decode.
@@ -88,7 +92,7 @@ pub(crate) struct CostTerms {
 impl CostTerms {
     /// The predicted time to first token.
     pub(crate) fn first_token(&self) -> f64 {
-        self.queued + self.held + self.own + self.steps
+        self.queued + self.held + self.own + self.steps + self.loading
     }
 
     #[inline]
@@ -97,6 +101,7 @@ impl CostTerms {
             + self.held
             + self.own
             + self.steps
+            + self.loading
             + self.waiting
             + self.decoding
             + self.eviction
@@ -112,7 +117,7 @@ pub(crate) fn terms(
     placement: Placement,
     load: PodLoad,
 ) -> CostTerms {
-    let Placement { prompt, new, output } = placement;
+    let Placement { prompt, new, output, loading } = placement;
     let cached = prompt - new;
     let work = speed.prefill(new, new * (new + 2.0 * cached));
     let steps = rounded_up((load.pending + new) / speed.step_tokens).max(1.0);
@@ -132,6 +137,7 @@ pub(crate) fn terms(
         held: load.held,
         own: load.slowdown.prefill * work,
         steps: load.slowdown.steps * steps * step,
+        loading,
         // By Little's law as many requests come while the pod works off its queue as wait in it
         // now, and each of them waits longer by this prompt's work.
         waiting: prices.waiting * load.waiting * work,
@@ -181,7 +187,12 @@ mod tests {
     };
 
     fn cost(prices: &Prices, new: f64, load: PodLoad) -> CostTerms {
-        terms(&PUBLISHED[0].1, prices, Placement { prompt: 8000.0, new, output: 0.0 }, load)
+        terms(
+            &PUBLISHED[0].1,
+            prices,
+            Placement { prompt: 8000.0, new, output: 0.0, loading: 0.0 },
+            load,
+        )
     }
 
     #[test]
@@ -198,8 +209,9 @@ mod tests {
     #[test]
     fn computing_a_prompt_in_two_parts_costs_what_it_costs_in_one() {
         let speed = &PUBLISHED[1].1;
-        let own =
-            |prompt, new| terms(speed, &FREE, Placement { prompt, new, output: 0.0 }, IDLE).own;
+        let own = |prompt, new| {
+            terms(speed, &FREE, Placement { prompt, new, output: 0.0, loading: 0.0 }, IDLE).own
+        };
         assert!((own(3000.0, 3000.0) + own(8000.0, 5000.0) - own(8000.0, 8000.0)).abs() < 1e-6);
     }
 

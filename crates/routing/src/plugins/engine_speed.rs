@@ -6,10 +6,10 @@
 //! other pods. Figures from a data sheet do not see a throttled GPU, so measured requests correct
 //! them by a factor for prefill and one for steps per pod, unless `rates` is `fixed`.
 
-use wornpath_index::Moment;
+use wornpath_index::{Moment, Tier};
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::fleet::{FleetPod, MeasuredPrefill, PrefillWork};
+use crate::fleet::{AnswerTimes, FleetPod, LoadedTokens, MeasuredPrefill, PrefillWork};
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused};
 
@@ -26,7 +26,7 @@ pub(super) const SPEED: Parameter = Parameter::optional(
     "speed",
     Takes::Numbers,
     "Overrides of that engine profile: `base`, `token`, `pair`, `sequence`, `context` in milliseconds, \
-     `kv_tokens`, `step_tokens`.",
+     `host`, `disk`, `remote` in milliseconds per cached token that is loaded from that tier, `kv_tokens`, `step_tokens`.",
 );
 
 /// Whether measured requests correct that speed.
@@ -58,26 +58,82 @@ pub(crate) struct EngineSpeed {
     pub(crate) kv_tokens: f64,
     /// Most tokens that one step computes.
     pub(crate) step_tokens: f64,
+    /// Per cached token that is loaded from host memory, from disk, and from a remote store.
+    pub(crate) host: f64,
+    pub(crate) disk: f64,
+    pub(crate) remote: f64,
 }
 
 /// Speeds fitted to published figures, by the name of the engine profile.
 pub(crate) const PUBLISHED: [(&str, EngineSpeed); 3] = [
     // Dynamo's profile of Llama-3.1-8B-FP8 on an H200.
-    ("8b-h200", speed([4.4, 0.01594, 3.74e-7, 0.045, 3.1e-5], 945_029.0)),
+    ("8b-h200", speed([4.4, 0.01594, 3.74e-7, 0.045, 3.1e-5], 945_029.0, 131_072.0)),
     // Qwen3-32B on two H100: peak rate and KV size published by llm-d.
-    ("32b-h100x2", speed([15.0, 0.0417, 8.7e-7, 0.05, 5.6e-5], 307_328.0)),
+    ("32b-h100x2", speed([15.0, 0.0417, 8.7e-7, 0.05, 5.6e-5], 307_328.0, 262_144.0)),
     // Llama-2-70B on four H100: the tables of Splitwise.
-    ("70b-h100x4", speed([29.0, 0.1105, 6.6e-7, 0.25, 3.5e-5], 448_000.0)),
+    ("70b-h100x4", speed([29.0, 0.1105, 6.6e-7, 0.25, 3.5e-5], 448_000.0, 327_680.0)),
 ];
 
 /// The names of the engine profiles with a published speed, for a pod's `engine`.
 pub const SPEEDS: [&str; 3] = [PUBLISHED[0].0, PUBLISHED[1].0, PUBLISHED[2].0];
 
-const fn speed([base, token, pair, sequence, context]: [f64; 5], kv_tokens: f64) -> EngineSpeed {
-    EngineSpeed { base, token, pair, sequence, context, kv_tokens, step_tokens: 8192.0 }
+/// Bytes per millisecond from each tier before a pod's own loads have shown more: from host memory as
+/// measured on one H200, from one NVMe drive on PCIe 4 as in data sheets, and from a store behind a
+/// link of 100 Gb/s.
+const HOST: f64 = 55.3e6;
+const DISK: f64 = 7e6;
+const REMOTE: f64 = 12.5e6;
+
+const fn speed(
+    [base, token, pair, sequence, context]: [f64; 5],
+    kv_tokens: f64,
+    token_bytes: f64,
+) -> EngineSpeed {
+    EngineSpeed {
+        base,
+        token,
+        pair,
+        sequence,
+        context,
+        kv_tokens,
+        step_tokens: 8192.0,
+        host: token_bytes / HOST,
+        disk: token_bytes / DISK,
+        remote: token_bytes / REMOTE,
+    }
 }
 
+static NOMINAL: [(&str, EngineSpeed); 3] = PUBLISHED;
+
 impl EngineSpeed {
+    /// The published speed of a pod's engine profile, or the default one: the same for all equal
+    /// pods, whatever was measured.
+    pub(crate) fn nominal(pod: &FleetPod) -> &'static Self {
+        let engine = pod.facts().engine.as_ref();
+        let named = NOMINAL.iter().find(|(name, _)| engine.is_some_and(|engine| *engine == **name));
+        &named.unwrap_or(&NOMINAL[0]).1
+    }
+
+    /// What a request with `new` of its `prompt` tokens to compute takes at this speed behind what the
+    /// pod has pending.
+    pub(crate) fn answer_times(
+        &self,
+        pod: &FleetPod,
+        prompt: u64,
+        new: u64,
+        now: Moment,
+    ) -> AnswerTimes {
+        let [prompt, new] = [prompt as f64, new as f64];
+        let state = pod.state();
+        let step = self.base
+            + self.sequence * f64::from(state.decoding())
+            + self.context * state.decode_tokens() as f64;
+        let steps = 1.0 + (state.prefill_tokens() as f64 + new) / self.step_tokens;
+        let queued = self.backlog(pod, Slowdown::NONE, now);
+        let own = self.prefill(new, new * (2.0 * prompt - new).max(0.0));
+        AnswerTimes { first_token: queued + own + steps * step, each: step }
+    }
+
     /// The figure of that name, for a profile to override.
     pub(crate) fn field(&mut self, name: &str) -> Option<&mut f64> {
         Some(match name {
@@ -88,6 +144,9 @@ impl EngineSpeed {
             "context" => &mut self.context,
             "kv_tokens" => &mut self.kv_tokens,
             "step_tokens" => &mut self.step_tokens,
+            "host" => &mut self.host,
+            "disk" => &mut self.disk,
+            "remote" => &mut self.remote,
             _ => return None,
         })
     }
@@ -126,9 +185,31 @@ impl EngineSpeed {
         (sent - PREFILL_SHARE * passed).max(MIN_PENDING_SHARE * sent)
     }
 
+    /// Milliseconds to load these cached tokens to the GPU of a pod.
+    pub(crate) fn loading(&self, pod: &FleetPod, tokens: &LoadedTokens) -> f64 {
+        let rate = |tier| match tier {
+            Tier::Gpu => 0.0,
+            Tier::Host => pod.state().load_rate(tier, self.host),
+            Tier::Disk => pod.state().load_rate(tier, self.disk),
+            Tier::Other => pod.state().load_rate(tier, self.remote),
+        };
+        let loads = Tier::ALL.into_iter().zip(tokens).filter(|(_, tokens)| **tokens > 0);
+        loads.map(|(tier, tokens)| rate(tier) * *tokens as f64).sum()
+    }
+
     /// The names that [`Self::field`] accepts.
-    pub(crate) const FIELDS: [&str; 7] =
-        ["base", "token", "pair", "sequence", "context", "kv_tokens", "step_tokens"];
+    pub(crate) const FIELDS: [&str; 10] = [
+        "base",
+        "token",
+        "pair",
+        "sequence",
+        "context",
+        "kv_tokens",
+        "step_tokens",
+        "host",
+        "disk",
+        "remote",
+    ];
 }
 
 /// Whether measured requests correct the configured speeds.
@@ -147,6 +228,10 @@ pub(crate) struct Slowdown {
     pub(crate) prefill: f64,
     /// For the rest of a step's time.
     pub(crate) steps: f64,
+}
+
+impl Slowdown {
+    const NONE: Self = Self { prefill: 1.0, steps: 1.0 };
 }
 
 /// The speed of every engine profile, found by a pod's `engine`.

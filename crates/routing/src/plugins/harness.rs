@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_index::{Depths, Index, IndexLimits, Moment, PodId};
+use wornpath_index::{
+    CacheEvent, Content, Depths, EngineHash, Index, IndexLimits, Moment, PodId, StoredBlocks, Tier,
+};
 use wornpath_yaml::Span;
 
 use crate::assembly::{BuiltPlugin, make};
@@ -58,6 +60,14 @@ impl Harness {
 
     /// Lets the pod hold the first blocks of the request's prompt, which must be token ids.
     pub(crate) fn holding(self, pod: usize, blocks: usize) -> Self {
+        let chain = self.chain();
+        let expires = self.now + Duration::from_secs(60);
+        let pod = self.fleet.pods()[pod].id();
+        self.index.writer().insert_speculative(pod, &chain[..blocks], expires).unwrap();
+        self
+    }
+
+    fn chain(&self) -> Vec<BlockHash> {
         let Prompt::Tokens(tokens) = &self.request.prompt else {
             panic!("the prompt has no token ids")
         };
@@ -65,9 +75,18 @@ impl Harness {
         let root = self.models.root(&self.request.model, None);
         let mut chain: Vec<BlockHash> = vec![];
         model.hasher().hash_tokens(tokens, root, &mut chain);
-        let expires = self.now + Duration::from_secs(60);
+        chain
+    }
+
+    /// The pod holds that many blocks of the prompt on a tier, as its engine reports.
+    pub(crate) fn holding_on(self, pod: usize, blocks: usize, tier: Tier) -> Self {
+        let chain = self.chain();
+        let names: Vec<EngineHash> =
+            chain[..blocks].iter().map(|hash| EngineHash(hash.0)).collect();
+        let content = Content::IndexHashes;
+        let stored = StoredBlocks { tier, blocks: &names, content, locations: &[] };
         let pod = self.fleet.pods()[pod].id();
-        self.index.writer().insert_speculative(pod, &chain[..blocks], expires).unwrap();
+        self.index.writer().apply(pod, None, &[CacheEvent::Stored(stored)]).unwrap();
         self
     }
 

@@ -54,6 +54,7 @@ mod harness;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use engine_speed::EngineSpeed;
 pub use engine_speed::SPEEDS;
 
 use crate::plugin::{Plugin, Registry};

@@ -11,7 +11,7 @@ use wornpath_yaml::{Parameter, Takes};
 
 use super::cost::{CostTerms, Placement, PodLoad, Prices, terms};
 use super::engine_speed::{ENGINE, EngineSpeed, PodSpeeds, RATES, SPEED, Slowdown, speeds};
-use crate::fleet::{Candidate, FleetPod};
+use crate::fleet::{Candidate, FleetPod, LoadedTokens};
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
 
@@ -114,14 +114,26 @@ impl Score for PredictedTtft {
 
     fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
         let prompt = PromptWork::of(self, decision);
-        for (candidate, score) in candidates.iter().zip(scores) {
-            *score = self.terms(decision, &prompt, *candidate).total();
+        for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
+            *score = self.terms(decision, &prompt, *candidate, 0.0).total();
         }
+        self.add_loads(decision, candidates, scores);
     }
 
     fn first_token(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<Duration> {
         let prompt = PromptWork::of(self, decision);
-        let millis = self.terms(decision, &prompt, candidate).first_token();
+        let loading = self.loading(decision, candidate);
+        let millis = self.terms(decision, &prompt, candidate, loading).first_token();
+        Duration::try_from_secs_f64(millis / 1e3).ok()
+    }
+
+    fn first_token_without_loads(
+        &self,
+        decision: &Decision<'_>,
+        candidate: Candidate,
+    ) -> Option<Duration> {
+        let prompt = PromptWork::of(self, decision);
+        let millis = self.terms(decision, &prompt, candidate, 0.0).first_token();
         Duration::try_from_secs_f64(millis / 1e3).ok()
     }
 }
@@ -147,20 +159,78 @@ impl<'a> PromptWork<'a> {
     }
 }
 
+/// So many candidates are asked at most on which tiers they hold the prompt.
+const MOST_ASKED: usize = 32;
+
 impl PredictedTtft {
+    /// Adds the time that cached blocks take to load from slower tiers.
+    ///
+    /// To ask a pod takes its lock, so only the cheapest candidate is asked, again and again until
+    /// the cheapest is one that was asked: a load can only make a pod dearer. The candidates beyond
+    /// the limit are taken to hold what they hold on their slowest tier.
+    fn add_loads(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        if decision.held(&self.held).is_none() {
+            return;
+        }
+        let mut asked = [usize::MAX; MOST_ASKED];
+        for number in 0..MOST_ASKED {
+            let best = (0..scores.len()).min_by(|a, b| scores[*a].total_cmp(&scores[*b]));
+            let Some(best) = best.filter(|best| !asked[..number].contains(best)) else { return };
+            let loading = self.loading(decision, candidates[best]);
+            if loading == 0.0 {
+                return;
+            }
+            asked[number] = best;
+            scores[best] += loading;
+        }
+        for (at, candidate) in candidates.iter().enumerate() {
+            if !asked.contains(&at) {
+                scores[at] += self.slowest_loading(decision, *candidate);
+            }
+        }
+    }
+
+    /// Milliseconds to load what the pod holds of the prompt on slower tiers.
+    fn loading(&self, decision: &Decision<'_>, candidate: Candidate) -> f64 {
+        let pod = decision.pod(candidate);
+        match decision.held(&self.held) {
+            Some(held) if held.depth(pod) > 0 => {
+                let tokens = decision.held_tokens_by_tier(&self.held, pod);
+                self.speeds.of(pod.facts().engine.as_ref()).loading(pod, &tokens)
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// The same if all of it were on the slowest tier.
+    fn slowest_loading(&self, decision: &Decision<'_>, candidate: Candidate) -> f64 {
+        let pod = decision.pod(candidate);
+        let Some(held) = decision.held(&self.held) else { return 0.0 };
+        let tokens = u64::from(held.depth(pod)) * held.prompt().block_tokens as u64;
+        let speed = self.speeds.of(pod.facts().engine.as_ref());
+        let all_on = |tier: usize| {
+            let mut on_tiers = LoadedTokens::default();
+            on_tiers[tier] = tokens;
+            speed.loading(pod, &on_tiers)
+        };
+        (1..LoadedTokens::default().len()).map(all_on).fold(0.0, f64::max)
+    }
+
     #[inline]
     fn terms(
         &self,
         decision: &Decision<'_>,
         prompt: &PromptWork<'_>,
         candidate: Candidate,
+        loading: f64,
     ) -> CostTerms {
         let pod = decision.pod(candidate);
         let speed = self.speeds.of(pod.facts().engine.as_ref());
         let load = pod_load(pod, speed, self.speeds.slowdown(pod, speed), decision.now());
         let new = prompt.held.map_or(prompt.tokens, |held| held.uncached_tokens(pod));
         let output = pod.state().answer_tokens().unwrap_or(self.output_tokens).min(prompt.allowed);
-        let placement = Placement { prompt: prompt.tokens as f64, new: new as f64, output };
+        let placement =
+            Placement { prompt: prompt.tokens as f64, new: new as f64, output, loading };
         terms(speed, &self.prices, placement, load)
     }
 }
@@ -172,7 +242,7 @@ mod tests {
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
-    use wornpath_index::Moment;
+    use wornpath_index::{Moment, Tier};
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
     const PLAIN: &str = "predicted_ttft: {waiting: 0, decoding: 0, eviction: 0, pressure_ms: 0}";
@@ -188,6 +258,47 @@ mod tests {
         let busy = run.scores();
         assert!((busy[1] - idle[1] - 0.01594 * 2000.0 - 3.74e-7 * 4e6).abs() < 1e-9);
         assert!(busy[1] > busy[0], "half a cached prompt does not outweigh a whole pending one");
+    }
+
+    #[test]
+    fn blocks_on_a_disk_never_beat_the_same_on_a_gpu_with_one_request_in_flight() {
+        for (tier, milliseconds) in [(Tier::Host, 4.7), (Tier::Disk, 37.4), (Tier::Other, 21.0)] {
+            let harness = Harness::of(3).prompt(&[7; 2000]).holding_on(0, 1000, tier);
+            let harness = harness.holding_on(1, 1000, Tier::Gpu);
+            let scores = || harness.run(&PREPARE, Stage::Score, PLAIN).scores();
+            let idle = scores();
+            let loading = idle[0] - idle[1];
+            assert!((loading / milliseconds - 1.0).abs() < 0.02, "{tier:?}: {loading}");
+            if tier != Tier::Disk {
+                continue;
+            }
+            let mut sent = Reservation::new(harness.pod_state(1), 2000, 2000);
+            let default = include_str!("../../../../profiles/cache-aware.yaml");
+            let default = default.lines().find(|line| line.starts_with("  - predicted_ttft"));
+            let yaml = default.unwrap().trim_start_matches("  - ");
+            for run in [PLAIN, yaml] {
+                let busy = harness.run(&PREPARE, Stage::Score, run).scores();
+                assert!(busy[1] < busy[0], "its prompt is computed: {busy:?}");
+            }
+            sent.first_token();
+            for run in [PLAIN, yaml] {
+                let busy = harness.run(&PREPARE, Stage::Score, run).scores();
+                assert!(busy[1] < busy[0], "it decodes: {busy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_cheapest_pod_is_found_whichever_pods_hold_the_prompt_on_slower_tiers() {
+        let pods = 40;
+        let mut harness = Harness::of(pods).prompt(&[7; 2000]);
+        for pod in 0..pods - 1 {
+            harness = harness.holding_on(pod, 500 - 5 * pod, Tier::Disk);
+        }
+        harness = harness.holding_on(pods - 1, 400, Tier::Gpu);
+        let scores = harness.run(&PREPARE, Stage::Score, PLAIN).scores();
+        let best = (0..pods).min_by(|a, b| scores[*a].total_cmp(&scores[*b]));
+        assert_eq!(best, Some(pods - 1), "{scores:?}");
     }
 
     #[test]

@@ -39,9 +39,17 @@ impl Prepare for TokenizePrompt {
         if preparing.untokenized().is_some() {
             return Ok(());
         }
+        if request.has_unknown_reading() {
+            preparing.leave_untokenized(&self.tokens, Untokenized::UnknownReading);
+            return Ok(());
+        }
         let Tokens(tokens) = preparing.write(&self.tokens);
         if let Prompt::Tokens(ids) = &request.prompt {
             tokens.extend_from_slice(ids);
+            if let Some(truncation) = request.truncation(request.reading.engine.unwrap_or_default())
+            {
+                truncation.apply(tokens, 0, 0);
+            }
             return Ok(());
         }
         let base = &request.model.base;
@@ -61,6 +69,7 @@ impl Prepare for TokenizePrompt {
             Err(TokenizeError::NoTemplate) => Untokenized::NoTemplate,
             Err(TokenizeError::NotRendered(_)) => Untokenized::TemplateFailed,
             Err(TokenizeError::NotTokenized(_)) => Untokenized::TokenizerFailed,
+            Err(TokenizeError::UnknownReading) => Untokenized::UnknownReading,
         };
         preparing.leave_untokenized(&self.tokens, reason);
         Ok(())

@@ -20,10 +20,11 @@ use crate::assembly::{BuiltPlugin, make};
 use crate::plugin::Blueprint;
 use crate::slot::{Attributes, BlockHashes};
 use crate::stage::Stage;
+use crate::transfer::Transfers;
 use crate::wait_queue::{QueueOrder, QueueRules, Tenant};
 use crate::workflow;
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "description",
     "prepare",
     "filter",
@@ -31,6 +32,7 @@ const KEYS: [&str; 10] = [
     "pick",
     "selectors",
     "workflow",
+    "transfers",
     "hold",
     "speculate",
     "without_events",
@@ -155,7 +157,10 @@ fn read(root: &Node, env: &ProfileEnv) -> Result<Profile, Vec<Problem>> {
         preparers.push((made.view.plugin, preparer));
         view.graph.prepare.push(made.view);
     }
-    let drafts = workflow::read(root.get("workflow"), root.span, &mut blueprint.problems);
+    let transfers = Transfers::read(root.get("transfers"), &mut blueprint.problems);
+    view.transfers = transfers.printed();
+    let workflow = root.get("workflow");
+    let drafts = workflow::read(workflow, root.span, &transfers, &mut blueprint.problems);
     let steps = steps(root, drafts, &mut blueprint, &mut view);
     let holding = holding(root.get("hold"), &mut blueprint, &mut view);
     let speculate = speculate(root.get("speculate"), &mut blueprint, &mut view);

@@ -39,6 +39,8 @@ pub struct StepView {
 pub(crate) struct ProfileView {
     pub(crate) description: Option<String>,
     pub(crate) graph: SlotGraph,
+    /// The profile's own transfer protocols, with their key.
+    pub(crate) transfers: String,
     pub(crate) hold: String,
     pub(crate) speculate: String,
     /// Only in profiles that hash prompts.
@@ -74,6 +76,7 @@ impl ProfileView {
                 }
             }
         }
+        out.push_str(&self.transfers);
         let _ = writeln!(out, "hold:");
         list(&mut out, "  ", "unless", &self.graph.hold);
         out.push_str(&self.hold);

@@ -5,9 +5,10 @@ use wornpath_yaml::{
     Node, Parameter, Problem, ProblemKind, Quoted, SettingEntry, SettingValues, Span, Takes, Yaml,
 };
 
-use super::{Bind, SelectorPlace, StepDraft, StepRules};
+use super::{Bind, SelectorPlace, StepDraft, StepRules, parts};
 use crate::name::Role;
-use crate::plan::{AfterFailure, FailurePolicy, Mutation, Start, Transfer};
+use crate::plan::{AfterFailure, FailurePolicy, Mutation, Start};
+use crate::transfer::Transfers;
 
 /// Every decision selects a pod for every step, so their number is bounded.
 const MOST_STEPS: usize = 32;
@@ -72,15 +73,27 @@ pub(crate) const STEP: &[Parameter] = &[
     ),
     Parameter::optional(
         "offers",
-        Takes::OneOf(Transfer::WORDS),
-        "Keep the computed prompt for the next step, in the words of this protocol.",
+        Takes::Text,
+        "Keep the computed prompt for a later step, by this transfer protocol.",
     ),
     Parameter::optional(
         "takes",
-        Takes::OneOf(Transfer::WORDS),
-        "Take the computed prompt from the step before, in the words of this protocol.",
+        Takes::Text,
+        "Take the computed prompt of an earlier step, by this transfer protocol.",
     ),
     Parameter::optional("set", Takes::Fields, "Body fields to set for this step."),
+    Parameter::optional(
+        "brings",
+        Takes::Fields,
+        "Parts of its response for later steps: a name for each, and where it is as a JSON pointer, such as `{text: /choices/0/message/content}`. The \
+         response is then not streamed.",
+    ),
+    Parameter::optional(
+        "needs",
+        Takes::Trees,
+        "Body fields to set to what earlier steps brought: in the value, the text `<name>` stands for that part. If its step was skipped, the client's \
+         field stays.",
+    ),
     Parameter::optional(
         "cache_hint",
         Takes::Text,
@@ -89,7 +102,7 @@ pub(crate) const STEP: &[Parameter] = &[
     Parameter::optional(
         "speculate",
         Takes::Flag,
-        "Whether the pod will hold the prompt afterwards; by default yes for the roles `serve`, `prefill` and `decode`.",
+        "Whether the pod will hold the prompt afterwards; by default yes for the roles `serve`, `prefill` and `decode`, unless the step has `needs`.",
     ),
 ];
 
@@ -98,14 +111,14 @@ pub(crate) const PREFILL_DECODE: &[Parameter] = &[
     Parameter::with_default(
         "min_uncached_tokens",
         Takes::Whole(1, u64::MAX),
-        "1024",
+        "2048",
         "Stay with one step if the decode pod has fewer tokens of the prompt to compute.",
     ),
     Parameter::with_default(
         "transfer",
-        Takes::OneOf(Transfer::WORDS),
+        Takes::Text,
         "nixl",
-        "How the computed prompt gets from one engine to the other.",
+        "How the computed prompt gets from one engine to the other: one of the transfer protocols.",
     ),
 ];
 
@@ -113,6 +126,7 @@ pub(crate) const PREFILL_DECODE: &[Parameter] = &[
 pub(crate) fn read(
     node: Option<&Node>,
     whole: Span,
+    transfers: &Transfers,
     problems: &mut Vec<Problem>,
 ) -> Vec<StepDraft> {
     let single =
@@ -122,7 +136,7 @@ pub(crate) fn read(
         && let Yaml::Map(entries) = &node.value
         && entries.len() == 1
     {
-        return read_steps(steps, problems);
+        return read_steps(steps, transfers, problems);
     }
     let entry = match SettingEntry::read(node, "workflow") {
         Ok(entry) => entry,
@@ -136,9 +150,11 @@ pub(crate) fn read(
             let entry = SettingEntry { name: Role::SERVE, ..entry };
             let settings = SettingValues::read(&entry, STEP, &[], problems);
             check_neighbours(&entry, SettingScope { before: 0, after: 0 }, problems);
-            vec![draft(&entry, &settings, SelectorPlace::Top)]
+            let drafts = vec![draft(&entry, &settings, SelectorPlace::Top, transfers, problems)];
+            parts::check(&drafts, problems);
+            drafts
         }
-        "prefill_decode" => prefill_decode(&entry, problems),
+        "prefill_decode" => prefill_decode(&entry, transfers, problems),
         other => {
             let message = format!("unknown workflow `{other}`");
             problems.push(
@@ -150,7 +166,7 @@ pub(crate) fn read(
     }
 }
 
-fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
+fn read_steps(node: &Node, transfers: &Transfers, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let Yaml::List(items) = &node.value else {
         let message = format!("`steps` is {}, not a list", node.kind());
         problems.push(
@@ -185,19 +201,30 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                 let settings = SettingValues::read(&entry, STEP, &[], problems);
                 let after = items.len() - 1 - before;
                 check_neighbours(&entry, SettingScope { before, after }, problems);
-                steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
+                steps.push(draft(
+                    &entry,
+                    &settings,
+                    SelectorPlace::Named(entry.name.to_owned()),
+                    transfers,
+                    problems,
+                ));
             }
         }
     }
     check_late_binding(&steps, problems);
+    parts::check(&steps, problems);
     steps
 }
 
 /// Reads `prefill_decode`: two steps with the mutations of the transfer protocol.
-fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
+fn prefill_decode(
+    entry: &SettingEntry<'_>,
+    transfers: &Transfers,
+    problems: &mut Vec<Problem>,
+) -> Vec<StepDraft> {
     let steps = [Role::PREFILL, Role::DECODE];
     let settings = SettingValues::read(entry, PREFILL_DECODE, &steps, problems);
-    let transfer = settings.or("transfer", Transfer::Nixl);
+    let transfer = transfers.find(&settings, "transfer", problems);
     let mut drafts = Vec::new();
     for name in steps {
         let given = entry.settings.iter().find(|(key, _)| key.text() == Some(name));
@@ -214,23 +241,36 @@ fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<
         if name == Role::DECODE {
             check_neighbours(&step, SettingScope { before: 1, after: 0 }, problems);
         }
-        drafts.push(draft(&step, &settings, SelectorPlace::Named(name.to_owned())));
+        drafts.push(draft(
+            &step,
+            &settings,
+            SelectorPlace::Named(name.to_owned()),
+            transfers,
+            problems,
+        ));
     }
-    if let [prefill, decode] = &mut drafts[..] {
+    if let ([prefill, decode], Some(transfer)) = (&mut drafts[..], transfer) {
         let least = settings.maybe("min_uncached_tokens");
         prefill.rules.min_uncached_tokens = prefill.rules.min_uncached_tokens.or(least);
-        prefill.rules.mutations.insert(0, Mutation::OfferKv(transfer));
+        prefill.rules.mutations.insert(0, Mutation::OfferKv(transfer.clone()));
         if transfer.cuts_prefill_short() {
             prefill.rules.mutations.insert(0, Mutation::PrefillOnly);
         }
-        decode.rules.mutations.insert(0, Mutation::TakeKv(transfer));
         decode.rules.start = transfer.start();
+        decode.rules.mutations.insert(0, Mutation::TakeKv(transfer));
     }
     check_late_binding(&drafts, problems);
+    parts::check(&drafts, problems);
     drafts
 }
 
-fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorPlace) -> StepDraft {
+fn draft(
+    entry: &SettingEntry<'_>,
+    settings: &SettingValues,
+    selector: SelectorPlace,
+    transfers: &Transfers,
+    problems: &mut Vec<Problem>,
+) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
     let selector = settings.maybe("selector").map_or(selector, SelectorPlace::Named);
@@ -238,11 +278,14 @@ fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorP
     if settings.or("prefill_only", false) {
         mutations.push(Mutation::PrefillOnly);
     }
-    mutations.extend(settings.maybe("offers").map(Mutation::OfferKv));
-    mutations.extend(settings.maybe("takes").map(Mutation::TakeKv));
+    mutations.extend(transfers.find(settings, "offers", problems).map(Mutation::OfferKv));
+    mutations.extend(transfers.find(settings, "takes", problems).map(Mutation::TakeKv));
     let fields: Vec<(String, serde_json::Value)> = settings.maybe("set").unwrap_or_default();
     mutations.extend(fields.into_iter().map(|(field, value)| Mutation::Set { field, value }));
-    let computes = [Role::SERVE, Role::PREFILL, Role::DECODE].contains(&role.as_str());
+    mutations.extend(parts::mutations(settings));
+    let is_rewritten = settings.find("needs").is_some();
+    let computes =
+        !is_rewritten && [Role::SERVE, Role::PREFILL, Role::DECODE].contains(&role.as_str());
     let rules = StepRules {
         role: Role::named(&role),
         failure: FailurePolicy {
@@ -270,6 +313,7 @@ fn draft(entry: &SettingEntry<'_>, settings: &SettingValues, selector: SelectorP
     StepDraft {
         name: entry.name.into(),
         span: entry.span,
+        parts_span: if is_rewritten { span_of("needs") } else { span_of("brings") },
         role_span: span_of("role"),
         selector_span: span_of("selector"),
         selector,

@@ -39,8 +39,8 @@ selectors:
     pick: {{session: {{ttl: 1500us, otherwise: {{planned: {{otherwise: power_of_two}}}}}}}}
 workflow:
   steps:
-    - {first}: {{selector: {selector}, role: {role}, set: {{{field}: {value}, n: 1.5, z: ~}}, prefill_only: true}}
-    - {second}: {{selector: {selector}, role: {role}, deadline: 0.25s, takes: mooncake, fallbacks: 1}}
+    - {first}: {{selector: {selector}, role: {role}, set: {{{field}: {value}, n: 1.5, z: ~}}, prefill_only: true, offers: mooncake}}
+    - {second}: {{selector: {selector}, role: {role}, deadline: 0.25s, start: together, takes: mooncake, fallbacks: 1}}
 hold: {{unless: [{{concurrency: {{requests: 9}}}}], shares: {{{tenant}: 3}}}}
 "
     )

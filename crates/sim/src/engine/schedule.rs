@@ -1,7 +1,7 @@
 //! The beginning of a step: decoding, prefill chunks within the token budget, and admission.
 
 use super::sequence::SequenceSlot;
-use super::{BlockedHead, Chunk, EngineAdmission, SimEngine};
+use super::{BlockedHead, Chunk, EngineAdmission, KvReads, SimEngine};
 use crate::cost::StepLoad;
 use crate::pool::BlockId;
 use crate::request::{Output, PromptSource, SimOutcome};
@@ -18,7 +18,7 @@ enum Growth {
 struct Fit {
     /// Cached on the device.
     hits: Vec<BlockId>,
-    /// Tokens that the host tier or another engine provides.
+    /// Tokens that a slower tier or another engine provides.
     loaded_tokens: usize,
     load_time: Duration,
     /// All blocks of the request, hits included.
@@ -52,6 +52,14 @@ impl SimEngine {
             self.decoding.update_shape(&self.running, &self.sequences, self.block_size);
         }
         self.decoding.add_to(&mut load);
+        if load.sequences > 0 {
+            let read = cost.read(&load);
+            self.load.kv_reads += KvReads {
+                steps: 1,
+                cascade_steps: u64::from(read.is_cascade),
+                tokens: read.tokens as u64,
+            };
+        }
         self.step_end = Some(self.now + cost.of(&load).mul_f64(self.settings.slowdown));
     }
 
@@ -174,9 +182,16 @@ impl SimEngine {
                 (tokens, self.profile.network_time(tokens))
             }
             _ => {
-                let beyond = chain[hits.len()..].iter();
-                let found = beyond.take_while(|hash| self.host.find(**hash).is_some()).count();
-                (found * self.block_size, self.profile.host_time(found * self.block_size))
+                let mut found = [0, 0];
+                for hash in &chain[hits.len()..] {
+                    let tiers = [&self.host, &self.disk];
+                    let Some(at) = tiers.iter().position(|tier| tier.find(*hash).is_some()) else {
+                        break;
+                    };
+                    found[at] += self.block_size;
+                }
+                let [host, disk] = found;
+                (host + disk, self.profile.host_time(host) + self.profile.disk_time(disk))
             }
         };
         Some(Fit { hits, loaded_tokens, load_time, blocks })
@@ -199,8 +214,10 @@ impl SimEngine {
         sequence.computed = found * self.block_size + loaded_tokens;
         let chain = sequence.request.chain.clone();
         for hash in chain[found..].iter().take(loaded_tokens / self.block_size) {
-            if let Some(block) = self.host.find(*hash) {
-                self.host.touch(block);
+            for tier in [&mut self.host, &mut self.disk] {
+                if let Some(block) = tier.find(*hash) {
+                    tier.touch(block);
+                }
             }
         }
         if !std::mem::replace(&mut sequence.admitted, true) {

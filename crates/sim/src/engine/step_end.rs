@@ -20,6 +20,21 @@ impl StoredRun {
     }
 }
 
+/// Neighbouring blocks of a stored run that were copied to a slower tier and are not reported yet.
+struct CopiedRun<'a> {
+    stored: &'a StoredRun,
+    tier: Tier,
+    blocks: Range<usize>,
+}
+
+impl CopiedRun<'_> {
+    /// What has been copied so far, if anything; the next run starts at `next`.
+    fn end_before(&mut self, next: usize) -> Option<SimOutcome> {
+        let blocks = std::mem::replace(&mut self.blocks, next..next);
+        (!blocks.is_empty()).then(|| self.stored.outcome(blocks, self.tier))
+    }
+}
+
 impl SimEngine {
     /// Applies what the step has computed.
     pub(super) fn end_step(&mut self, outputs: &mut Vec<Output>) {
@@ -124,47 +139,42 @@ impl SimEngine {
         }
         let stored = StoredRun { request, chain, blocks };
         self.emit(outputs, stored.outcome(stored.blocks.clone(), Tier::Gpu));
-        if self.host.capacity() > 0 {
-            self.copy_to_host(&stored, outputs);
+        for tier in [Tier::Host, Tier::Disk] {
+            if self.lower_tier(tier).capacity() > 0 {
+                self.copy_to(tier, &stored, outputs);
+            }
         }
     }
 
-    /// Copies the blocks that are missing there to host memory. A host tier smaller than a prompt
+    /// Copies the blocks that are missing there to a slower tier. One that is smaller than a prompt
     /// evicts what it has just stored, so evictions are reported where they happen.
-    fn copy_to_host(&mut self, stored: &StoredRun, outputs: &mut Vec<Output>) {
-        let mut copied = stored.blocks.start..stored.blocks.start;
+    fn copy_to(&mut self, tier: Tier, stored: &StoredRun, outputs: &mut Vec<Output>) {
+        let start = stored.blocks.start;
+        let mut run = CopiedRun { stored, tier, blocks: start..start };
         for index in stored.blocks.clone() {
             let hash = stored.chain[index];
-            if let Some(block) = self.host.find(hash) {
-                self.host.touch(block);
-                self.emit_copied(stored, &mut copied, index + 1, outputs);
+            let pool = self.lower_tier(tier);
+            if let Some(block) = pool.find(hash) {
+                pool.touch(block);
+                self.emit_copied(run.end_before(index + 1), outputs);
                 continue;
             }
             let mut evicted = Vec::new();
-            let block =
-                self.host.allocate(&mut evicted).expect("no block of the host tier is in use");
-            self.host.register(block, hash);
-            self.host.release(block);
+            let block = pool.allocate(&mut evicted).expect("no block of a slower tier is in use");
+            pool.register(block, hash);
+            pool.release(block);
             if !evicted.is_empty() {
-                self.emit_copied(stored, &mut copied, index, outputs);
-                self.emit(outputs, SimOutcome::Removed { blocks: evicted, tier: Tier::Host });
+                self.emit_copied(run.end_before(index), outputs);
+                self.emit(outputs, SimOutcome::Removed { blocks: evicted, tier });
             }
-            copied.end = index + 1;
+            run.blocks.end = index + 1;
         }
-        self.emit_copied(stored, &mut copied, stored.blocks.end, outputs);
+        self.emit_copied(run.end_before(stored.blocks.end), outputs);
     }
 
-    /// Reports the run of blocks copied so far and starts the next one at `next`.
-    fn emit_copied(
-        &self,
-        stored: &StoredRun,
-        copied: &mut Range<usize>,
-        next: usize,
-        outputs: &mut Vec<Output>,
-    ) {
-        let run = std::mem::replace(copied, next..next);
-        if !run.is_empty() {
-            self.emit(outputs, stored.outcome(run, Tier::Host));
+    fn emit_copied(&self, copied: Option<SimOutcome>, outputs: &mut Vec<Output>) {
+        if let Some(copied) = copied {
+            self.emit(outputs, copied);
         }
     }
 }

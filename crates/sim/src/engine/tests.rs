@@ -151,6 +151,28 @@ fn one_token_step(past: usize) -> Duration {
 }
 
 #[test]
+fn blocks_that_host_memory_has_lost_come_back_from_disk_and_are_copied_to_it_again() {
+    let tiers = EngineSettings { host_tokens: 8, disk_tokens: 400, ..settings(5) };
+    let mut engine = SimEngine::new(&profile(), &tiers);
+    let chain: Vec<u64> = (1..=4).collect();
+    engine.submit(Duration::ZERO, request(1, 16, 1, &chain)).unwrap();
+    engine.submit(Duration::ZERO, request(2, 19, 1, &[11, 12, 13, 14])).unwrap();
+    run_until_idle(&mut engine);
+    let start = engine.now;
+    engine.submit(start, request(3, 17, 1, &chain)).unwrap();
+    let outputs = run_until_idle(&mut engine);
+    assert_eq!(cached_tokens(&outputs, 3), 16);
+    let expected = one_token_step(16) + profile().disk_time(16) + profile().request_time();
+    assert_eq!(engine.now - start, expected);
+    let on = |wanted: Tier| {
+        outputs.iter().any(|output| {
+        matches!(&output.outcome, SimOutcome::Stored { blocks, tier, .. } if *tier == wanted && blocks.end == 4)
+    })
+    };
+    assert!(on(Tier::Gpu) && on(Tier::Host) && !on(Tier::Disk), "the disk has them: {outputs:?}");
+}
+
+#[test]
 fn a_host_tier_smaller_than_a_prompt_reports_its_evictions_in_order() {
     let mut engine = SimEngine::new(&profile(), &EngineSettings { host_tokens: 8, ..settings(8) });
     engine.submit(Duration::ZERO, request(1, 16, 1, &[1, 2, 3, 4])).unwrap();
@@ -189,11 +211,35 @@ fn leased_blocks_stay_in_use_until_they_are_fetched_or_the_lease_expires() {
         engine.advance(engine.now + Duration::from_secs(1), &mut outputs);
     }
     assert_eq!(engine.load().used_blocks, 4);
-    assert!(engine.release_lease(RequestId(1)));
-    assert!(!engine.release_lease(RequestId(1)));
+    assert!(engine.release_lease(engine.now, RequestId(1)));
+    assert!(!engine.release_lease(engine.now, RequestId(1)));
     assert_eq!(engine.load().used_blocks, 2);
     engine.advance(Duration::from_secs(40), &mut outputs);
     assert_eq!(engine.load().used_blocks, 0);
+}
+
+#[test]
+fn a_waiting_request_is_admitted_when_a_lease_or_a_cancelled_request_frees_its_blocks() {
+    fn release(engine: &mut SimEngine, now: Duration, request: RequestId) {
+        assert!(engine.release_lease(now, request));
+    }
+    let ways: [fn(&mut SimEngine, Duration, RequestId); 2] = [SimEngine::cancel, release];
+    let ms = Duration::from_millis;
+    for frees in ways {
+        let mut engine = SimEngine::new(&profile(), &settings(4));
+        let lease = Some(Duration::from_secs(3_600));
+        engine.submit(ms(0), SimRequest { lease, ..request(1, 12, 1, &[]) }).unwrap();
+        engine.submit(ms(0), request(2, 12, 1, &[])).unwrap();
+        let mut outputs = Vec::new();
+        engine.advance(ms(5_000), &mut outputs);
+        assert_eq!(engine.load().waiting, 1, "three of four blocks are leased");
+        frees(&mut engine, ms(6_000), RequestId(1));
+        assert_eq!(engine.next_event_time(), Some(ms(6_000)));
+        outputs = run_until_idle(&mut engine);
+        let finished = SimOutcome::Finished { request: RequestId(2) };
+        let end = outputs.iter().find(|output| output.outcome == finished).unwrap();
+        assert!(end.at > ms(6_000), "{outputs:?}");
+    }
 }
 
 #[test]
@@ -329,7 +375,7 @@ fn drive(
         if arrival.fate == Fate::Cancelled {
             engine.advance(now + Duration::from_millis(arrival.gap), &mut outputs);
             now += Duration::from_millis(arrival.gap);
-            engine.cancel(RequestId(id));
+            engine.cancel(now, RequestId(id));
         }
     }
     outputs.extend(run_until_idle(&mut engine));

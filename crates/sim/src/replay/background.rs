@@ -95,6 +95,7 @@ impl<'a> Background<'a> {
             running: load.running,
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
+            kv_tokens: None,
         });
         let online = (load.running + load.waiting).saturating_sub(self.in_flight[pod]);
         self.online_priority.observe(Moment::at(now), pod, online);

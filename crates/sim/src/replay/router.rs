@@ -1,21 +1,24 @@
 //! The router of a replay: the decision and index code of the live server, in virtual time.
 
+mod estimate;
+
 use super::trace::TraceTurn;
 use crate::request::SimOutcome as EngineOutcome;
+use estimate::Estimates;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash, HashKey};
+use wornpath_exchange::{Expected, Heard, Member, Origin, RouterId, Update};
 use wornpath_index::Moment;
 use wornpath_index::{
     CacheEvent, Content, EngineHash, Index, IndexLimits, IndexWriter, Parent, PodId, StoredBlocks,
-    Tier,
 };
 use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Priority, Redecision};
 use wornpath_routing::{
-    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Name, Outcome,
-    PodFacts, Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
+    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Mutation, Name,
+    Outcome, PlanStep, PodFacts, Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
 /// A routing profile that is not assembled yet.
@@ -33,16 +36,17 @@ const MODEL: &str = "replayed";
 /// The configuration of a router.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouterSettings<'a> {
-    pub(super) pods: usize,
+    /// What it knows of each pod, but for its model.
+    pub(super) pods: &'a [PodFacts],
     pub(super) block_size: NonZeroUsize,
-    /// KV capacity of a pod in tokens.
-    pub(super) kv_tokens: u64,
-    /// The engine profile that the router knows every pod to have.
-    pub(super) engine: Option<&'a str>,
     /// The slowdown that the router knows of: pod number and factor.
     pub(super) known_slow: &'a [(usize, f64)],
     /// The delay of cache events.
     pub(super) events_delay: Duration,
+    /// Its number, if it exchanges with others.
+    pub(super) exchanges_as: Option<usize>,
+    /// The capacity of estimated caches; none if the router gets cache events.
+    pub(super) estimated_tokens: Option<u64>,
     pub(super) seed: u64,
 }
 
@@ -55,8 +59,8 @@ pub(super) struct NumberedTurn<'a> {
 
 /// The decision about a request.
 pub(super) enum RouterOutcome {
-    /// It is sent to this pod; the plan holds its reserved load.
-    Sent { turn: usize, pod: usize, plan: RoutingPlan },
+    /// It is sent to these pods, one for each step; the plan holds its reserved load.
+    Sent { turn: usize, pods: Vec<usize>, plan: RoutingPlan },
     /// It waits in the router's queue.
     Held,
     /// It is rejected.
@@ -82,16 +86,19 @@ pub(super) struct Router {
     wait_queue: HeldRequests<usize>,
     delay: Duration,
     delayed: VecDeque<Delayed>,
+    /// The caches of the pods, if there are no events about them.
+    estimates: Option<Arc<Estimates>>,
     block_size: NonZeroUsize,
     root: BlockHash,
     /// A buffer for the tokens of a block: its id, then zeros.
     block: Vec<u32>,
     /// The next batch number of each pod.
     sequences: Vec<u64>,
+    exchange: Option<Member>,
 }
 
 impl Router {
-    /// Creates a router in front of `pods` idle engines with empty caches.
+    /// Creates a router in front of idle engines with empty caches.
     pub(super) fn new(
         ProfileText { name, yaml }: ProfileText<'_>,
         settings: RouterSettings<'_>,
@@ -100,27 +107,39 @@ impl Router {
         let env = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
         let profile = Arc::new(Profile::check(name, yaml, &env)?);
         let index = Index::new(IndexLimits::default(), settings.seed);
-        let pod = |number: usize| {
+        let pod = |facts: &PodFacts| {
             let id = index.add_pod().expect("the index has room for as many pods as were checked");
-            let facts = PodFacts {
-                kv_tokens: Some(settings.kv_tokens),
-                engine: settings.engine.map(Into::into),
-                ..PodFacts::serving(&format!("pod-{number}"), MODEL)
-            };
-            FleetPod::new(id, facts)
+            FleetPod::new(id, PodFacts { models: vec![MODEL.into()], ..facts.clone() })
         };
-        let fleet = Fleet::new((0..settings.pods).map(pod).collect());
+        let fleet = Fleet::new(settings.pods.iter().map(pod).collect());
         for (pod, factor) in settings.known_slow {
             fleet.pods()[*pod].state().set_slowdown(*factor);
         }
+        let estimates = settings.estimated_tokens.map(|tokens| Estimates::of(&fleet, tokens));
         let choice = ModelChoice { base: MODEL.into(), lora: None };
+        let exchange = settings.exchanges_as.map(|number| {
+            let router = RouterId(number as u64);
+            let mut member = Member::new(Origin { router, started: 0 });
+            member.follow(&fleet);
+            member.sent_log().begin();
+            member
+        });
+        let state = match (&exchange, &estimates) {
+            (Some(member), _) => {
+                let log = Arc::clone(member.sent_log());
+                DecisionState::with_history(&index, log)
+            }
+            (None, Some(all)) => DecisionState::with_history(&index, Arc::<Estimates>::clone(all)),
+            (None, None) => DecisionState::new(&index),
+        };
         Ok(Self {
             wait_queue: HeldRequests::new(profile.queue_rules())
                 .expect("a checked profile has valid rules"),
             root: models.root(&choice, None),
             profile,
             models,
-            state: DecisionState::new(&index),
+            state,
+            estimates,
             writer: index.writer(),
             index,
             fleet,
@@ -129,7 +148,8 @@ impl Router {
             delayed: VecDeque::new(),
             block_size: settings.block_size,
             block: vec![0; settings.block_size.get()],
-            sequences: vec![0; settings.pods],
+            sequences: vec![0; settings.pods.len()],
+            exchange,
         })
     }
 
@@ -226,14 +246,38 @@ impl Router {
         }
     }
 
+    /// What the other routers are told; none if nothing has changed.
+    pub(super) fn say(&mut self, now: Duration) -> Option<Update> {
+        self.state.commit_pending();
+        let tenants = std::iter::empty();
+        self.exchange.as_mut()?.changes(&self.fleet, tenants, Moment::at(now))
+    }
+
+    /// Another router says something.
+    pub(super) fn hear(&mut self, now: Duration, update: Update) {
+        let Some(member) = &mut self.exchange else { return };
+        let now = Moment::at(now);
+        if let Heard::Joined(sent) | Heard::Known(sent) = member.hear(update, now) {
+            for sent in &sent {
+                let writer = &mut self.writer;
+                member.expect(&self.fleet, sent, Expected { writer, history: None, now });
+            }
+            member.apply(&self.fleet, now);
+        }
+    }
+
     /// The next delayed event or timeout in the wait queue.
     pub(super) fn next_wakeup(&self) -> Option<Duration> {
         let event = self.delayed.front().map(|event| event.due);
         [event, self.wait_queue.next_wakeup().map(Moment::since_zero)].into_iter().flatten().min()
     }
 
-    /// Receives a cache event of an engine, which takes effect after the delay.
+    /// Receives a cache event of an engine, which takes effect after the delay, or never if caches
+    /// are estimated.
     pub(super) fn receive_event(&mut self, now: Duration, pod: usize, outcome: &EngineOutcome) {
+        if self.estimates.is_some() {
+            return;
+        }
         if self.delay.is_zero() {
             return self.apply(now, pod, outcome);
         }
@@ -245,6 +289,9 @@ impl Router {
         let pod = &self.fleet.pods()[pod];
         pod.state().set_health(Health::Down);
         self.index.remove_pod(pod.id());
+        if let Some(estimates) = &self.estimates {
+            estimates.remove(pod.id());
+        }
     }
 
     /// Applies the delayed events that are due.
@@ -273,11 +320,20 @@ impl Router {
         self.writer.expire(Moment::at(now));
     }
 
+    /// A plan of one step, or of a prefill whose KV the second step takes.
     fn sent(&self, turn: usize, plan: RoutingPlan) -> RouterOutcome {
-        let pod = plan.steps.first().and_then(|step| step.pod);
-        match pod.and_then(|pod| self.fleet.find(pod)) {
-            Some(candidate) => RouterOutcome::Sent { turn, pod: candidate.position(), plan },
-            None => RouterOutcome::Refused { turn },
+        let offers_kv = |step: &PlanStep| {
+            step.mutations.iter().any(|mutation| matches!(mutation, Mutation::OfferKv(_)))
+        };
+        let is_simulated = match &plan.steps[..] {
+            [_] => true,
+            [prefill, _] => offers_kv(prefill),
+            _ => false,
+        };
+        let position = |step: &PlanStep| Some(self.fleet.find(step.pod?)?.position());
+        match plan.steps.iter().map(position).collect::<Option<Vec<_>>>() {
+            Some(pods) if is_simulated => RouterOutcome::Sent { turn, pods, plan },
+            _ => RouterOutcome::Refused { turn },
         }
     }
 
@@ -321,9 +377,7 @@ impl Router {
 pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
     matches!(
         outcome,
-        EngineOutcome::Stored { tier: Tier::Gpu | Tier::Host, .. }
-            | EngineOutcome::Removed { .. }
-            | EngineOutcome::Cleared
+        EngineOutcome::Stored { .. } | EngineOutcome::Removed { .. } | EngineOutcome::Cleared
     )
 }
 

@@ -1,78 +1,37 @@
 //! The event loop: arrivals, engines, cache events and the wait queue, ordered by virtual time.
 
+mod requests;
+
 use super::background::{Background, BackgroundLoad, BackgroundResult, OBSERVE_INTERVAL};
-use super::router::{
-    NumberedTurn, ProfileText, Router, RouterOutcome, RouterSettings, is_cache_event,
-};
+use super::fleet::ReplayFleet;
+use super::router::{NumberedTurn, ProfileText, Router, RouterOutcome, RouterSettings};
 use super::trace::{Trace, TraceStart, TraceTurn};
-use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
-use crate::profile::EngineProfile;
-use crate::request::{Output, PromptSource, RequestId, SimOutcome, SimRequest};
+use crate::engine::{EngineAdmission, EngineSettings, KvReads, SimEngine};
+use crate::request::Output;
+use requests::RunningPlan;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
-use wornpath_index::EngineHash;
-use wornpath_index::Moment;
-use wornpath_routing::{Problems, Rng, RoutingPlan};
+use wornpath_routing::{PodFacts, Problems, Rng};
 
 /// How often a live router does its housekeeping.
 const TICK: Duration = Duration::from_secs(1);
-
-/// A fleet of equal engines, the routers in front of it, and its faults.
-#[derive(Clone, Debug)]
-pub struct ReplayFleet {
-    /// The profile of each engine.
-    pub engine: EngineProfile,
-    /// Number of engines, 1 to 256.
-    pub pods: usize,
-    /// KV capacity of each engine in tokens; the profile's capacity if `None`.
-    pub kv_tokens: Option<usize>,
-    /// Pods that are slower than the profile: pod number and factor.
-    pub slow: Vec<(usize, f64)>,
-    /// Whether the routers know the engine profile; else they assume their default.
-    pub is_engine_known: bool,
-    /// The slowdown that the routers know of, in the same form.
-    pub known_slow: Vec<(usize, f64)>,
-    /// A pod that is drained, and when: it gets no new requests, those without a token are sent
-    /// elsewhere, and responses that have begun are finished.
-    pub drained: Option<(usize, Duration)>,
-    /// Number of routers, each with its share of the requests; none knows what the others send.
-    pub routers: usize,
-    /// The delay of cache events to the routers.
-    pub events_delay: Duration,
-    /// Seed of all random choices.
-    pub seed: u64,
-}
-
-impl ReplayFleet {
-    /// Engines at their profile's speed behind one router that gets cache events without delay.
-    #[must_use]
-    pub fn new(engine: EngineProfile, pods: usize, seed: u64) -> Self {
-        Self {
-            engine,
-            pods,
-            kv_tokens: None,
-            slow: Vec::new(),
-            is_engine_known: true,
-            known_slow: Vec::new(),
-            drained: None,
-            routers: 1,
-            events_delay: Duration::ZERO,
-            seed,
-        }
-    }
-}
 
 /// The times of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RequestRecord {
     /// When it arrived at the router.
     pub arrival: Duration,
-    /// When it was sent to an engine, and the number of that engine.
+    /// When it was sent to the engine that generates its output, and the number of that engine.
     pub sent: Option<(Duration, usize)>,
-    /// Tokens of its prompt that were cached.
+    /// The same for the engine that computed its prompt, if that was another one.
+    pub prefilled: Option<(Duration, usize)>,
+    /// Tokens of its prompt that the router took for cached on the engine that computed the rest,
+    /// when it sent it there.
+    pub predicted_tokens: u64,
+    /// Tokens of its prompt that were cached on the engine that computed the rest.
     pub cached_tokens: usize,
     /// When its first token was generated.
     pub first_token: Option<Duration>,
@@ -85,6 +44,7 @@ enum DueEvent {
     Arrival(usize),
     Engine(usize),
     Drain(usize),
+    Exchange,
     Observe,
     Routers,
     Tick,
@@ -103,11 +63,17 @@ struct ReplayState<'a> {
     due_events: BinaryHeap<Reverse<(Duration, DueEvent)>>,
     /// For each turn, the turns that start when it ends, and their delays.
     following: Vec<Vec<(usize, Duration)>>,
-    plans: Vec<Option<RoutingPlan>>,
+    /// For each turn, the blocks that its reply fills.
+    replies: Vec<&'a [u64]>,
+    plans: Vec<Option<RunningPlan>>,
     records: Vec<RequestRecord>,
     unfinished: usize,
     /// Planned requests beside the trace; their numbers follow those of the trace's turns.
     background: Option<Background<'a>>,
+    /// The interval at which routers exchange.
+    exchange: Option<Duration>,
+    /// Whether an exchange is due.
+    is_exchange_due: bool,
     /// Whether cache events arrive without delay, so that they show the progress of a prefill.
     tracks_prefill: bool,
     outputs: Vec<Output>,
@@ -154,7 +120,23 @@ pub fn replay_with_progress(
         on_progress(ended);
         ControlFlow::Continue(())
     };
-    Ok(run_replay(trace, profile, fleet, None, &mut watch)?.0)
+    Ok(run_replay(trace, profile, fleet, None, &mut watch)?.records)
+}
+
+/// Like [`replay`], with what decode steps read.
+///
+/// # Errors
+/// If the profile is not valid.
+///
+/// # Panics
+/// If there are no pods, or more than the index has room for.
+pub fn replay_with_reads(
+    trace: &Trace,
+    profile: ProfileText<'_>,
+    fleet: &ReplayFleet,
+) -> Result<(Vec<RequestRecord>, KvReads), Problems> {
+    let end = run_replay(trace, profile, fleet, None, &mut |_, _| ControlFlow::Continue(()))?;
+    Ok((end.records, end.kv_reads))
 }
 
 /// Like [`replay`], until `watch` stops it; none if it does.
@@ -176,7 +158,7 @@ pub fn replay_watched(
         is_stopped = flow.is_break();
         flow
     };
-    let records = run_replay(trace, profile, fleet, None, &mut noted)?.0;
+    let records = run_replay(trace, profile, fleet, None, &mut noted)?.records;
     Ok((!is_stopped).then_some(records))
 }
 
@@ -193,7 +175,16 @@ pub fn replay_with_background(
     fleet: &ReplayFleet,
     background: BackgroundLoad<'_>,
 ) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
-    run_replay(trace, profile, fleet, Some(background), &mut |_, _| ControlFlow::Continue(()))
+    let background = Some(background);
+    let end = run_replay(trace, profile, fleet, background, &mut |_, _| ControlFlow::Continue(()))?;
+    Ok((end.records, end.background))
+}
+
+/// The end of a replay.
+struct ReplayEnd {
+    records: Vec<RequestRecord>,
+    background: BackgroundResult,
+    kv_reads: KvReads,
 }
 
 fn run_replay<'a>(
@@ -202,29 +193,37 @@ fn run_replay<'a>(
     fleet: &ReplayFleet,
     background: Option<BackgroundLoad<'a>>,
     watch: &'a mut Watch<'a>,
-) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
+) -> Result<ReplayEnd, Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
     let settings = EngineSettings {
         block_size: trace.block_size,
-        kv_tokens: fleet.kv_tokens,
+        host_tokens: fleet.host_tokens,
+        disk_tokens: fleet.disk_tokens,
         admission: EngineAdmission::WholeFits,
         ..EngineSettings::default()
     };
-    let mut engines = vec![SimEngine::new(&fleet.engine, &settings); fleet.pods];
+    let facts = fleet.known_facts();
+    let engine = |(pod, facts): (usize, &PodFacts)| {
+        let kv_tokens = facts.kv_tokens.and_then(|tokens| usize::try_from(tokens).ok());
+        SimEngine::new(fleet.engine_of(pod), &EngineSettings { kv_tokens, ..settings.clone() })
+    };
+    let mut engines: Vec<SimEngine> = facts.iter().enumerate().map(engine).collect();
     for (pod, factor) in &fleet.slow {
         engines[*pod].set_slowdown(*factor);
     }
     let settings = RouterSettings {
-        pods: fleet.pods,
+        pods: &facts,
         block_size: trace.block_size,
-        kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
-        engine: fleet.is_engine_known.then(|| fleet.engine.name()),
         known_slow: &fleet.known_slow,
         events_delay: fleet.events_delay,
+        exchanges_as: None,
+        estimated_tokens: fleet.estimated_tokens,
         seed: fleet.seed,
     };
     let router = |number| {
-        Router::new(profile, RouterSettings { seed: fleet.seed + number as u64, ..settings })
+        let exchanges_as = fleet.exchange.map(|_| number);
+        let seed = fleet.seed + number as u64;
+        Router::new(profile, RouterSettings { exchanges_as, seed, ..settings })
     };
     let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<Vec<_>, _>>()?;
     let mut turns = trace.turns.len();
@@ -245,11 +244,14 @@ fn run_replay<'a>(
         router_wakeup: None,
         due_events: BinaryHeap::new(),
         following: vec![Vec::new(); trace.turns.len()],
+        replies: trace.replies(),
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
         records: vec![RequestRecord::default(); turns],
         unfinished: trace.turns.len(),
         background,
-        tracks_prefill: fleet.events_delay.is_zero(),
+        exchange: fleet.exchange.filter(|_| fleet.routers > 1),
+        is_exchange_due: false,
+        tracks_prefill: fleet.events_delay.is_zero() && fleet.estimated_tokens.is_none(),
         outputs: Vec::new(),
         outcomes: Vec::new(),
         watch,
@@ -259,10 +261,14 @@ fn run_replay<'a>(
         .due_events
         .extend(fleet.drained.map(|(pod, time)| Reverse((time, DueEvent::Drain(pod)))));
     replay.run();
-    let result =
+    let background =
         replay.background.map_or_else(BackgroundResult::default, |background| background.result);
     replay.records.truncate(trace.turns.len());
-    Ok((replay.records, result))
+    let mut kv_reads = KvReads::default();
+    for engine in &replay.engines {
+        kv_reads += engine.load().kv_reads;
+    }
+    Ok(ReplayEnd { records: replay.records, background, kv_reads })
 }
 
 impl<'a> ReplayState<'a> {
@@ -294,6 +300,7 @@ impl<'a> ReplayState<'a> {
                 }
                 DueEvent::Engine(_) => continue,
                 DueEvent::Drain(pod) => self.drain(now, pod),
+                DueEvent::Exchange => self.exchange(now),
                 DueEvent::Observe => {
                     self.observe(now);
                     self.due_events.push(Reverse((now + OBSERVE_INTERVAL, DueEvent::Observe)));
@@ -310,6 +317,9 @@ impl<'a> ReplayState<'a> {
             }
             if due != DueEvent::Tick {
                 self.schedule_routers(now);
+            }
+            if matches!(due, DueEvent::Arrival(_) | DueEvent::Engine(_) | DueEvent::Routers) {
+                self.schedule_exchange(now);
             }
         }
     }
@@ -330,6 +340,31 @@ impl<'a> ReplayState<'a> {
             self.router_wakeup = next;
             self.due_events.extend(next.map(|time| Reverse((time, DueEvent::Routers))));
         }
+    }
+
+    /// Something has changed, which routers say at the end of the interval.
+    fn schedule_exchange(&mut self, now: Duration) {
+        let Some(interval) = self.exchange.filter(|_| !self.is_exchange_due) else { return };
+        let interval = interval.max(Duration::from_micros(1)).as_nanos();
+        let due = (now.as_nanos() / interval + 1) * interval;
+        self.is_exchange_due = true;
+        let due = Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX));
+        self.due_events.push(Reverse((due, DueEvent::Exchange)));
+    }
+
+    /// All routers say what has changed, and hear the others.
+    fn exchange(&mut self, now: Duration) {
+        self.is_exchange_due = false;
+        let said: Vec<_> = self.routers.iter_mut().map(|router| router.say(now)).collect();
+        for (from, update) in said.into_iter().enumerate() {
+            let Some(update) = update else { continue };
+            for (to, router) in self.routers.iter_mut().enumerate() {
+                if to != from {
+                    router.hear(now, update.clone());
+                }
+            }
+        }
+        self.poll(now);
     }
 
     /// The turn with this number, of the trace or of the background.
@@ -389,15 +424,12 @@ impl<'a> ReplayState<'a> {
             router.remove_pod(pod);
         }
         let has_no_token = |turn: &usize| {
-            let record = &self.records[*turn];
-            self.plans[*turn].is_some()
-                && record.first_token.is_none()
-                && record.sent.is_some_and(|(_, at)| at == pod)
+            let at = self.plans[*turn].as_ref().map(RunningPlan::pod);
+            at == Some(pod) && self.records[*turn].first_token.is_none()
         };
         let turns: Vec<usize> = (0..self.plans.len()).filter(has_no_token).collect();
         for turn in turns {
-            self.engines[pod].cancel(RequestId(turn as u64));
-            self.plans[turn] = None;
+            self.withdraw(now, turn);
             self.decide(now, turn);
         }
         self.schedule_engine(pod);
@@ -412,36 +444,6 @@ impl<'a> ReplayState<'a> {
             self.apply_outcome(now, outcome);
         }
         self.outcomes = outcomes;
-    }
-
-    fn apply_outcome(&mut self, now: Duration, outcome: RouterOutcome) {
-        match outcome {
-            RouterOutcome::Held => {}
-            RouterOutcome::Refused { turn } => self.end(now, turn),
-            RouterOutcome::Sent { turn, pod, plan } => {
-                self.records[turn].sent = Some((now, pod));
-                if let Some((background, job)) = self.background_job(turn) {
-                    background.sent(job, pod);
-                }
-                let prompt = self.turn(turn);
-                let blocks = prompt.full_blocks(self.trace.block_size);
-                let request = SimRequest {
-                    id: RequestId(turn as u64),
-                    prompt_tokens: prompt.prompt_tokens,
-                    output_tokens: prompt.output_tokens,
-                    chain: blocks.iter().copied().map(EngineHash).collect::<Arc<[_]>>(),
-                    source: PromptSource::Computed,
-                    lease: None,
-                };
-                match self.engines[pod].submit(now, request) {
-                    Ok(()) => {
-                        self.plans[turn] = Some(plan);
-                        self.schedule_engine(pod);
-                    }
-                    Err(_) => self.end(now, turn),
-                }
-            }
-        }
     }
 
     fn schedule_engine(&mut self, pod: usize) {
@@ -469,66 +471,5 @@ impl<'a> ReplayState<'a> {
         // Requests in the wait queue go before the background.
         self.poll(now);
         self.fill(now, pod);
-    }
-
-    fn record(&mut self, now: Duration, pod: usize, outcome: &SimOutcome) {
-        match *outcome {
-            SimOutcome::Admitted { request, cached_tokens } => {
-                self.records[request.0 as usize].cached_tokens = cached_tokens;
-            }
-            SimOutcome::Token { request, .. } => {
-                let turn = request.0 as usize;
-                self.records[turn].first_token = Some(now);
-                if let Some((background, job)) = self.background_job(turn) {
-                    background.prefilled(job);
-                }
-                if let Some(reservation) = self.reservation(turn) {
-                    reservation.first_token_at(Moment::at(now));
-                }
-            }
-            SimOutcome::Finished { request } => {
-                let turn = request.0 as usize;
-                self.records[turn].end = Some(now);
-                let generated = self.turn(turn).output_tokens.saturating_sub(1) as u64;
-                if let Some(reservation) = self.reservation(turn) {
-                    reservation.decoded(generated);
-                    reservation.ended_at(Moment::at(now));
-                }
-                self.end(now, turn);
-            }
-            SimOutcome::Stored { request, ref blocks, .. } => {
-                let tokens = (blocks.len() * self.trace.block_size.get()) as u64;
-                if self.tracks_prefill
-                    && let Some(reservation) = self.reservation(request.0 as usize)
-                {
-                    reservation.computed_at(tokens, Moment::at(now));
-                }
-            }
-            _ => {}
-        }
-        if is_cache_event(outcome) {
-            for router in &mut self.routers {
-                router.receive_event(now, pod, outcome);
-            }
-        }
-    }
-
-    fn reservation(&mut self, turn: usize) -> Option<&mut wornpath_routing::Reservation> {
-        self.plans[turn].as_mut()?.steps.first_mut()?.reservation.as_mut()
-    }
-
-    /// Ends a request, finished or failed: releases its load and starts the next turn of its
-    /// session.
-    fn end(&mut self, now: Duration, turn: usize) {
-        self.plans[turn] = None;
-        if let Some((background, job)) = self.background_job(turn) {
-            background.ended(job);
-            return;
-        }
-        self.unfinished -= 1;
-        self.is_stopped |= (self.watch)(turn, &self.records[turn]).is_break();
-        for (next, delay) in std::mem::take(&mut self.following[turn]) {
-            self.due_events.push(Reverse((now + delay, DueEvent::Arrival(next))));
-        }
     }
 }

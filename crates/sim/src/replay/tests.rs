@@ -1,5 +1,7 @@
 //! The guarantees of a replay, on small generated traffic.
 
+mod handover;
+
 use super::*;
 use crate::EngineProfile;
 use std::fmt::Write;
@@ -54,6 +56,23 @@ fn one_engine_with_an_unlimited_cache_reaches_the_ideal_hits() {
     let found: u64 = records.iter().map(|record| record.cached_tokens as u64).sum();
     assert!(found > 0);
     assert_eq!(found, trace.ideal_hit_tokens());
+}
+
+#[test]
+fn a_turn_finds_the_answer_of_the_turn_before_if_its_prompt_contains_it() {
+    let turn = |start: &str, tokens: usize, output: usize, ids: &[u64]| {
+        format!(
+            "{{{start}, \"session_id\": 1, \"input_length\": {tokens}, \"output_length\": {output}, \"hash_ids\": {ids:?}}}\n"
+        )
+    };
+    let text = turn("\"timestamp\": 0", 1_100, 1_200, &[1, 2, 3])
+        + &turn("\"delay\": 10", 2_600, 9, &[1, 2, 4, 5, 6, 7])
+        + &turn("\"delay\": 10", 2_700, 9, &[1, 2, 8, 9, 10, 11]);
+    let trace = Trace::read("chat", &text, BLOCK).unwrap();
+    let records = replay(&trace, CACHE_AWARE, &fleet(2)).unwrap();
+    let cached: Vec<usize> = records.iter().map(|record| record.cached_tokens).collect();
+    assert_eq!(cached, [0, 4 * 512, 2 * 512], "1,100 + 1,200 - 1 tokens fill four blocks");
+    assert_eq!(trace.ideal_hit_tokens(), 6 * 512);
 }
 
 #[test]

@@ -298,12 +298,12 @@ impl Trace {
     pub fn ideal_hit_tokens(&self) -> u64 {
         let mut seen = HashSet::new();
         let mut tokens = 0;
-        for turn in &self.turns {
+        for (turn, reply) in self.turns.iter().zip(self.replies()) {
             let full = turn.full_blocks(self.block_size);
             let reusable = (turn.prompt_tokens - 1) / self.block_size;
             let found = full.iter().take(reusable).take_while(|id| seen.contains(*id)).count();
             tokens += (found * self.block_size.get()) as u64;
-            seen.extend(full.iter().copied());
+            seen.extend(full.iter().chain(reply).copied());
         }
         tokens
     }

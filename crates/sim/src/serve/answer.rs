@@ -19,6 +19,8 @@ pub(super) struct AnswerScript {
     pub(super) call: EngineCall,
     /// The text of each token.
     pub(super) pieces: Vec<String>,
+    /// The ids of the tokens.
+    pub(super) tokens: Vec<u32>,
     pub(super) faults: Faults,
     /// `kv_transfer_params` for the engine that will decode.
     pub(super) transfer: Value,
@@ -28,16 +30,23 @@ impl AnswerScript {
     /// The whole answer.
     pub(super) fn whole(&self, cached_tokens: usize) -> Value {
         let reason = self.finish_reason();
+        let ids = self.ids(self.tokens.get(..self.pieces.len()).unwrap_or_default());
         let (object, choice) = match self.call.kind {
             CallKind::Messages => return self.message(),
             CallKind::Responses => return self.response(cached_tokens),
             CallKind::Chat => {
                 let message = self.chat_message();
-                let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason});
+                let choice = json!({
+                    "index": 0, "message": message, "logprobs": null, "finish_reason": reason,
+                    "token_ids": ids,
+                });
                 ("chat.completion", choice)
             }
             CallKind::Completion => {
-                let choice = json!({"index": 0, "text": self.text(), "logprobs": null, "finish_reason": reason});
+                let choice = json!({
+                    "index": 0, "text": self.text(), "logprobs": null, "finish_reason": reason,
+                    "token_ids": ids, "prompt_token_ids": self.ids(&self.call.prompt),
+                });
                 ("text_completion", choice)
             }
         };
@@ -55,14 +64,20 @@ impl AnswerScript {
             CallKind::Chat => {
                 if index == 0 {
                     let beginning = chunk_choice("delta", &self.chat_beginning(), None);
-                    push_event(&self.envelope("chat.completion.chunk", &beginning), out);
+                    let mut chunk = self.envelope("chat.completion.chunk", &json!([beginning]));
+                    chunk["prompt_token_ids"] = self.ids(&self.call.prompt);
+                    push_event(&chunk, out);
                 }
-                let delta = chunk_choice("delta", &self.chat_delta(index), reason);
-                push_event(&self.envelope("chat.completion.chunk", &delta), out);
+                let mut delta = chunk_choice("delta", &self.chat_delta(index), reason);
+                delta["token_ids"] = self.ids(&self.tokens[index..=index]);
+                push_event(&self.envelope("chat.completion.chunk", &json!([delta])), out);
             }
             CallKind::Completion => {
-                let text = chunk_choice("text", &json!(self.pieces[index]), reason);
-                push_event(&self.envelope("text_completion", &text), out);
+                let mut text = chunk_choice("text", &json!(self.pieces[index]), reason);
+                text["token_ids"] = self.ids(&self.tokens[index..=index]);
+                let prompt = if index == 0 { self.ids(&self.call.prompt) } else { Value::Null };
+                text["prompt_token_ids"] = prompt;
+                push_event(&self.envelope("text_completion", &json!([text])), out);
             }
             CallKind::Messages => self.message_chunk(index, out),
             CallKind::Responses => self.response_chunk(index, out),
@@ -97,6 +112,11 @@ impl AnswerScript {
             "model": self.call.model,
             "choices": choices,
         })
+    }
+
+    /// The ids of tokens, for a request that asks for them.
+    fn ids(&self, tokens: &[u32]) -> Value {
+        if self.call.returns_ids { json!(tokens) } else { Value::Null }
     }
 
     fn usage(&self, cached_tokens: usize) -> Value {
@@ -184,9 +204,9 @@ impl AnswerScript {
 /// The last event of OpenAI's streams.
 pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// The `choices` of a chunk.
+/// The choice of a chunk.
 fn chunk_choice(field: &str, value: &Value, reason: Option<&str>) -> Value {
-    json!([{"index": 0, field: value, "logprobs": null, "finish_reason": reason}])
+    json!({"index": 0, field: value, "logprobs": null, "finish_reason": reason})
 }
 
 /// Appends a server-sent event.

@@ -78,6 +78,8 @@ pub(super) struct EngineCall {
     /// The tool that must be called.
     pub(super) tool: Option<String>,
     pub(super) stops: StopStrings,
+    /// Whether the ids of tokens are streamed.
+    pub(super) returns_ids: bool,
 }
 
 impl EngineCall {
@@ -169,6 +171,7 @@ impl CallReader<'_> {
             phase: phase(body)?,
             tool: forced_tool(kind, body),
             stops: stop_strings(body),
+            returns_ids: flag(body, "return_token_ids")?,
         })
     }
 
@@ -258,7 +261,8 @@ impl CallReader<'_> {
                 return Err(CallRefusal::bad("`max_tokens` is 0; it must be at least 1"));
             }
             (Some(most), _) => most,
-            (None, CallKind::Completion) => COMPLETION_TOKENS,
+            // As in vLLM, `null` is no limit.
+            (None, CallKind::Completion) if !body.contains_key("max_tokens") => COMPLETION_TOKENS,
             (None, _) => u64::MAX,
         };
         let least = count(body, "min_tokens")?.unwrap_or(0);

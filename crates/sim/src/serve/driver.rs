@@ -104,13 +104,13 @@ impl Driver {
             DriverCommand::Submit(submission) => self.submit(*submission),
             DriverCommand::Cancel(request) => {
                 if self.in_flight.remove(&request).is_some() {
-                    self.engine.cancel(request);
+                    self.engine.cancel(self.clock.now(), request);
                     self.counters.count_end("abort");
                 }
             }
             // A reply to a caller that has gone is dropped.
             DriverCommand::ReleaseLease(request, reply) => {
-                let _ = reply.send(self.engine.release_lease(request));
+                let _ = reply.send(self.engine.release_lease(self.clock.now(), request));
             }
             DriverCommand::ClearCache(reply) => {
                 let _ = reply.send(self.engine.clear_cache());

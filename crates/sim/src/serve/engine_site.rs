@@ -81,6 +81,11 @@ impl EngineSite {
         &self.options.model
     }
 
+    /// The folder or the repository that the model is from.
+    pub(super) fn root(&self) -> &str {
+        self.options.root.as_deref().unwrap_or(&self.options.model)
+    }
+
     pub(super) fn models(&self) -> &[String] {
         &self.models
     }

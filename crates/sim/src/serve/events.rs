@@ -73,6 +73,7 @@ impl EventStream {
                     extra_keys: extra.keys(),
                     group: Some(0),
                     attention: GroupAttention::Full,
+                    locations: &[],
                 }));
             }
             SimOutcome::Removed { blocks, tier } => {

@@ -31,6 +31,8 @@ pub struct Faults {
     pub lose_tail: bool,
     /// Replay requests are not answered.
     pub no_replay: bool,
+    /// It says neither where it publishes nor how it tokenizes, as engines of older versions.
+    pub no_discovery: bool,
     /// The cached tokens that `usage` reports.
     pub cached_tokens: CachedTokens,
     /// Decode engines cannot load the blocks that it computed for them. All else works.
@@ -81,6 +83,7 @@ impl Default for Faults {
             reorder_events: false,
             lose_tail: false,
             no_replay: false,
+            no_discovery: false,
             cached_tokens: CachedTokens::True,
             no_kv_transfer: false,
             crash_after_prefills: None,

@@ -12,7 +12,7 @@ use super::faults::KvLoadFailure;
 use super::load_failure;
 use super::metrics::{self, EngineIdentity};
 use super::response::{self, Cut, SimBody, SimStream, SimTicket, error_response, json_response};
-use super::text::mix;
+use super::text::{GeneratedText, mix};
 use super::transfer::{self, Fetched};
 use crate::request::{PromptSource, RequestId, SimRequest as EngineRequest};
 use http_body_util::{BodyExt, Limited};
@@ -75,7 +75,12 @@ pub(super) async fn respond(
         (&Method::GET, "/version") => {
             Ok(json_response(&json!({"version": env!("CARGO_PKG_VERSION")})))
         }
-        (&Method::GET, "/kv_event_sources") => Ok(json_response(&site.event_sources())),
+        (&Method::GET, "/kv_event_sources") if !faults.no_discovery => {
+            Ok(json_response(&site.event_sources()))
+        }
+        (&Method::GET, "/tokenizer_info") if !faults.no_discovery => {
+            Ok(json_response(&site.text().info()))
+        }
         (&Method::GET, "/health" | "/ping") => Ok(Response::new(SimBody::Whole(None))),
         _ => Err(CallRefusal {
             status: StatusCode::NOT_FOUND,
@@ -108,7 +113,13 @@ async fn generate(
     if fetched == Fetched::Failed {
         match site.faults().kv_load_failure {
             KvLoadFailure::Fail => {
-                return Ok(Ok(load_failure::answer(&script(site, id, call, Vec::new(), headers))));
+                return Ok(Ok(load_failure::answer(&script(
+                    site,
+                    id,
+                    call,
+                    GeneratedText::default(),
+                    headers,
+                ))));
             }
             KvLoadFailure::Recompute => call.phase = CallPhase::Both,
             KvLoadFailure::Hang => std::future::pending().await,
@@ -127,7 +138,7 @@ async fn generate(
         Ok(ticket) => ticket,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let script = script(site, id, call, generated.pieces, headers);
+    let script = script(site, id, call, generated, headers);
     Ok(Ok(match script.call.delivery {
         CallDelivery::Whole => {
             let mut response = json_response(&response::collect(ticket, &script).await?);
@@ -153,7 +164,7 @@ fn script(
     site: &EngineSite,
     id: RequestId,
     call: EngineCall,
-    pieces: Vec<String>,
+    generated: GeneratedText,
     headers: &HeaderMap,
 ) -> AnswerScript {
     let name = headers.get("x-request-id").and_then(|id| id.to_str().ok());
@@ -177,7 +188,8 @@ fn script(
         "tp_size": 1,
     });
     let created = unix_seconds() as u64;
-    AnswerScript { id: id_text, created, call, pieces, faults: site.faults(), transfer }
+    let GeneratedText { tokens, pieces } = generated;
+    AnswerScript { id: id_text, created, call, pieces, tokens, faults: site.faults(), transfer }
 }
 
 /// Submits a call to the engine.
@@ -362,7 +374,7 @@ fn models(site: &EngineSite) -> Value {
             "object": "model",
             "created": site.started() as u64,
             "owned_by": "wornpath",
-            "root": name,
+            "root": if index == 0 { site.root() } else { name },
             "parent": parent,
             "max_model_len": site.max_tokens(),
         })

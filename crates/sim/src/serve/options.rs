@@ -25,6 +25,8 @@ pub struct EngineOptions {
     pub adapters: Vec<String>,
     /// The model's tokenizer directory; without one, bytes are tokens.
     pub tokenizer: Option<PathBuf>,
+    /// The folder or the repository of the model, as its card names it; the model's name if `None`.
+    pub root: Option<String>,
     /// The hash function of its blocks: vLLM's `--prefix-caching-hash-algo`.
     pub hash_algorithm: VllmAlgorithm,
     /// The seed of the hash function: vLLM's `PYTHONHASHSEED`.
@@ -48,6 +50,7 @@ impl EngineOptions {
             speed: 1.0,
             adapters: Vec::new(),
             tokenizer: None,
+            root: None,
             hash_algorithm: VllmAlgorithm::Sha256,
             hash_seed: DEFAULT_SEED.to_owned(),
             answer_tokens: 128,

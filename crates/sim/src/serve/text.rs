@@ -9,7 +9,7 @@
 //! gives the same tokens again.
 
 use super::clock::unix_seconds;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use wornpath_blocks::chat::{
     ChatTemplate, Conversation, Extent, PromptEnding, TokenizerConfig, WallTime,
@@ -47,6 +47,8 @@ pub(super) enum TextModel {
 }
 
 pub(super) struct ServedText {
+    /// `tokenizer_config.json`, with the chat template in force.
+    info: Value,
     tokenizer: Tokenizer,
     /// Without one, chats are refused, as engines do.
     template: Option<ChatTemplate>,
@@ -54,6 +56,7 @@ pub(super) struct ServedText {
 }
 
 /// Generated text.
+#[derive(Default)]
 pub(super) struct GeneratedText {
     pub(super) tokens: Vec<u32>,
     /// The text of each token.
@@ -72,14 +75,31 @@ impl TextModel {
         let tokenizer = Tokenizer::from_json(&name("tokenizer.json"), &read("tokenizer.json")?)
             .map_err(|error| unusable(&error))?;
         let config = read("tokenizer_config.json")?;
+        let mut info: Value = serde_json::from_slice(&config).unwrap_or_default();
         let config = TokenizerConfig::from_json(&name("tokenizer_config.json"), &config)
             .map_err(|error| unusable(&error))?;
         let words = one_token_words(&tokenizer);
         if words.is_empty() {
             return Err(TextError::NoWords(directory.to_owned()));
         }
-        let template = ChatTemplate::from_config(&config).ok();
-        Ok(Self::Model(Box::new(ServedText { tokenizer, template, words })))
+        let template = match read("chat_template.jinja") {
+            Err(_) => ChatTemplate::from_config(&config),
+            Ok(source) => {
+                let source = String::from_utf8_lossy(&source).into_owned();
+                info["chat_template"] = source.as_str().into();
+                ChatTemplate::from_jinja(&name("chat_template.jinja"), &source, &config)
+            }
+        };
+        let template = template.ok();
+        Ok(Self::Model(Box::new(ServedText { info, tokenizer, template, words })))
+    }
+
+    /// What vLLM answers at `/tokenizer_info`, as far as prompts depend on it.
+    pub(super) fn info(&self) -> Value {
+        match self {
+            Self::Bytes => json!({"tokenizer_class": "ByteTokenizer"}),
+            Self::Model(model) => model.info.clone(),
+        }
     }
 
     /// The tokens of a completion prompt.

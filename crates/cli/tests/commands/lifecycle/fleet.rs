@@ -70,7 +70,7 @@ impl Fleet {
 
     /// The same engines, of whose caches the router hears nothing.
     pub(crate) fn silent(policy: &str, kv_tokens: usize) -> Self {
-        Self::with_pods(policy, &[], "", |_, _| format!("kv_tokens: {kv_tokens}"))
+        Self::with_pods(policy, &[], "", |_, _| format!("events: [], kv_tokens: {kv_tokens}"))
     }
 
     fn with_pods(

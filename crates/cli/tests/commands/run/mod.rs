@@ -1,5 +1,6 @@
 //! `wornpath run` against simulated engines: both are the real binary, as a user runs it.
 
+mod deadlines;
 mod dedup;
 mod existing_files;
 mod external_sort;
@@ -29,6 +30,21 @@ fn every_line_is_answered_once_and_shared_prefixes_are_found_in_caches() {
     assert!((observed - predicted).abs() < 8.0 && observed > 70.0, "{output:?}");
     let again = job.run(&engines, &["--resume"]);
     assert!(again.is(0) && again.out.contains("nothing to do"), "{again:?}");
+}
+
+#[test]
+fn no_cached_tokens_are_predicted_for_embeddings_because_engines_report_none() {
+    let engines = Engines::start(&[]);
+    let lines = questions(3, 5).map(|mut line| {
+        line["url"] = json!("/v1/embeddings");
+        line["body"] = json!({"input": line["body"]["messages"][0]["content"]});
+        line
+    });
+    let job = Job::new("embeddings", lines);
+    let output = job.run(&engines, &[]);
+    assert!(output.is(0), "{output:?}");
+    assert!(output.out.contains(" prompt tokens; 0 output tokens"), "{output:?}");
+    assert!(!output.out.contains("caches"), "{output:?}");
 }
 
 #[test]

@@ -300,7 +300,7 @@ impl World {
             SourceQuery::Replay { .. } if self.faults.refuses_replay => {
                 self.reply(SourceMessage::Refused);
             }
-            SourceQuery::Snapshot => {
+            SourceQuery::Snapshot | SourceQuery::SnapshotWithTokens => {
                 let (id, batch) = self.engine.snapshot();
                 let id = self.travelling(id);
                 let batch = Box::new(batch);

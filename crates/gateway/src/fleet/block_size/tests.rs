@@ -4,7 +4,7 @@ use super::*;
 use crate::proxy::gateway::Gateway;
 use serde_json::json;
 use tokio::runtime::Runtime;
-use wornpath_config::{EventSource, NamedProfile, PodConfig};
+use wornpath_config::{EventSource, NamedProfile, PodConfig, TokenizerSource};
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
     BatchId, BlockIdScheme, BlockIdentity, Capabilities, Delivery, ResumePoint, SourceMessage,
@@ -23,6 +23,7 @@ fn model(name: &str, block_size: BlockSize) -> ModelSettings {
         name: name.into(),
         block_size,
         tokenizer,
+        tokenizer_source: TokenizerSource::Configured,
         aliases: Vec::new(),
         wait_for_pod: std::time::Duration::ZERO,
     }

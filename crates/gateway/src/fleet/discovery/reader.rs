@@ -3,7 +3,8 @@
 //! The router counts its own requests exactly, so a scrape only adds the load of other routers and
 //! the use of the cache. Scraping 100 pods every 50 ms would cost whole cores. A busy pod is
 //! scraped every second, an idle one at doubling intervals, and the whole fleet at a bounded rate.
-//! One missed scrape changes nothing; after several in a row the last report is discarded.
+//! After several missed scrapes in a row the last report is discarded; one changes nothing, but
+//! that the probe loop sees whether the pod is still there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::fleet::probe::metrics_page;
+use crate::fleet::engine_calls::metrics_page;
 use crate::fleet::reload::RunningConfig;
 use crate::fleet::scrape;
 use crate::fleet::snapshot::PodEntry;
@@ -83,6 +84,9 @@ fn apply_page(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeR
     }
     let snapshot = running.pods().snapshot();
     for entry in snapshot.entries().iter().filter(|entry| entry.config.url() == url) {
+        if page.is_none() {
+            running.pods().check_requests.add(entry.endpoint.url());
+        }
         let facts = entry.pod.facts();
         let reported = page.and_then(|page| scrape::read(page, facts.rank));
         result = match reported {

@@ -2,17 +2,19 @@
 //! engine.
 
 use super::*;
+use crate::fleet::engine_facts::EngineFacts;
 use crate::proxy::gateway::Gateway;
 use serde_json::json;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use wornpath_config::{BlockSize, ModelSettings, NamedProfile};
+use wornpath_config::{BlockSize, ModelSettings, NamedProfile, TokenizerSource};
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
     AttachedSource, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,
 };
 use wornpath_execution::BreakerRules;
 use wornpath_index::{BlockDigest, EngineHash};
+use wornpath_routing::Name;
 
 const URL: &str = "http://127.0.0.1:1";
 
@@ -22,6 +24,7 @@ fn model(name: &str) -> ModelSettings {
         name: name.into(),
         block_size,
         tokenizer: None,
+        tokenizer_source: TokenizerSource::Configured,
         aliases: Vec::new(),
         wait_for_pod: std::time::Duration::ZERO,
     }
@@ -148,7 +151,7 @@ fn the_staleness_limit_of_events_can_be_changed() {
         let later = registry.now() + Duration::from_secs(10);
         registry.events().status(later)[0].status.state
     };
-    assert_eq!(state(), FeedState::Live);
+    assert_eq!(state(), FeedState::Partial, "the source has sent no full state");
     let mut soon = settings(pushed(&["m"]));
     soon.event_rules.stale_after = Duration::from_secs(1);
     registry.apply(soon.clone()).unwrap();
@@ -167,13 +170,16 @@ fn adapters_are_those_configured_and_those_reported() {
     for models in [&[][..], &["m"]] {
         let mut pod = pushed(models);
         pod.facts.loras = vec!["law".into(), "sql".into()];
-        let facts = facts_with(&pod, &endpoint, &cards);
+        let facts = facts_with(&pod, &endpoint, &cards, &EngineFacts::default());
         let strings = |names: &[Name]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
             (strings(&facts.models), strings(&facts.loras)),
             (vec!["m".into()], vec!["law".into(), "sql".into()])
         );
         pod.facts.loras.clear();
-        assert_eq!(strings(&facts_with(&pod, &endpoint, &cards).loras), ["sql"]);
+        assert_eq!(
+            strings(&facts_with(&pod, &endpoint, &cards, &EngineFacts::default()).loras),
+            ["sql"]
+        );
     }
 }

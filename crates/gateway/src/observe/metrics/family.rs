@@ -73,7 +73,7 @@ families! {
     SHADOW_FIRST_TOKEN = Counter "wornpath_shadow_predicted_first_token_seconds_total" ["profile", "shadow", "choice"]
         "Predicted times to first token on the `chosen` pod and on the pod of the `shadow`, over the requests that both decided.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
-        "Prompt tokens predicted to be cached on the pod, over the checked predictions.";
+        "Prompt tokens predicted to be cached on the pod, over the checked predictions; approximate where `wornpath_pod_mode` is.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]
         "Prompt tokens that were cached on the pod, as reported by the engine, over the checked predictions.";
     MISJUDGED_TOKENS = Counter "wornpath_cached_tokens_misjudged_total" ["profile", "pod"]
@@ -144,6 +144,8 @@ families! {
         "1 for the current state of the pod's circuit breaker: `closed`, `half_open`, `open`, `resting` (backing off because the pod reported overload while another pod had room), or `avoided` (the same while no other pod had room: used only if no other pod can take the request).";
     POD_TRUST = Gauge "wornpath_pod_event_trust" ["pod", "trust"]
         "1 for the trust in the pod's cache events: `exact`, `unsure`, `partial` or `guessed` (no events; the cache is approximated).";
+    POD_MODE = Gauge "wornpath_pod_mode" ["pod", "mode"]
+        "1 for how predictions for the pod are made: `exact` (by the tokens of its model and its cache events) or `approximate` (`GET /pods` says why, with the cure).";
     SCRAPES = Counter "wornpath_scrapes_total" ["pod", "result"]
         "Scrapes of the engine's metrics: `read` or `missed`.";
     INDEX_PODS = Gauge "wornpath_index_pods" []
@@ -216,6 +218,8 @@ families! {
         "Request bodies that were not read to their end: `budget` (no room in `limits.bodies`, 503), `share` (no room in the share of the tenant or client address, 503) or `slow` (below the minimum rate, 408).";
     WAITING = Gauge "wornpath_queue_waiting" []
         "Requests in the wait queue, and those that wait for the first pod of their model.";
+    EXCHANGE_ROUTERS = Gauge "wornpath_exchange_routers" []
+        "Other routers that this one hears from (`exchange`): within the last two seconds, over an open connection. 0 without `exchange`.";
     MODEL_WAITING = Gauge "wornpath_model_waiting_requests" ["model"]
         "Requests for the model that wait for room on a pod, or for its first pod. This and the next four metrics have a line for every model that is configured or served, also while it has no pod: they are meant for autoscalers.";
     MODEL_WAITING_SECONDS = Gauge "wornpath_model_waiting_seconds" ["model"]
@@ -231,7 +235,7 @@ families! {
     THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
         "Times a thread was found stuck.";
     UNTOKENIZED = Counter "wornpath_prompts_untokenized_total" ["reason"]
-        "Prompts routed by load, without their tokens and without a prediction: `too_long` (for the context of every pod, or `limits.prompt_tokens`), `no_split_point` (1 MiB of text that must be tokenized in one go), `timeout` (`limits.tokenize_time`), `queue_full` (`limits.waiting`), `no_template` (a chat, and the model's folder has no chat template), `template_failed` (the template refuses the conversation or fails) or `tokenizer_failed`.";
+        "Prompts routed by load, without their tokens and without a prediction: `too_long` (for the context of every pod, or `limits.prompt_tokens`), `no_split_point` (1 MiB of text that must be tokenized in one go), `timeout` (`limits.tokenize_time`), `queue_full` (`limits.waiting`), `no_template` (a chat, and the model's folder has no chat template), `template_failed` (the template refuses the conversation or fails), `tokenizer_failed` or `unknown_reading` (a field whose effect on the prompt, or on the use of the cache, is not known).";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
         "Configuration reloads: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]

@@ -78,7 +78,8 @@ impl FamilySamples {
     /// Adds a histogram.
     pub(crate) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         assert_eq!(self.family.kind, MetricKind::Histogram, "{} is no histogram", self.family.name);
-        let (counts, sum) = (histogram.cumulative(), histogram.sum());
+        let counts = histogram.cumulative();
+        let sum = histogram.sum();
         let exemplars = histogram.exemplars();
         self.add(labels, SampleValue::Histogram { counts, sum, exemplars });
     }

@@ -110,7 +110,8 @@ pub struct SlowPod {
 impl std::fmt::Display for SlowPod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { time, seconds, usual } = self;
-        let (own, usual) = (in_words(*seconds), in_words(*usual));
+        let own = in_words(*seconds);
+        let usual = in_words(*usual);
         write!(f, "{own} {}; half of its peers take {usual} at most", time.phrase())
     }
 }

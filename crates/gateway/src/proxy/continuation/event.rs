@@ -19,10 +19,14 @@ pub(crate) enum StreamForm {
 }
 
 /// The members that name a stream: they stay the same when it is continued.
-pub(super) const IDENTITY: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
+pub(super) const IDENTITY: [&str; 5] = ["id", "object", "created", "model", "system_fingerprint"];
+
+/// The members of a choice that say why the answer ended.
+pub(super) const ENDING: [&str; 2] = ["finish_reason", "stop_reason"];
 
 /// What an event is.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack, and most are chunks")]
 pub(super) enum Event {
     /// A comment.
     Comment,
@@ -63,6 +67,8 @@ pub(super) struct Choice {
     pub(super) has_role: bool,
     /// Whether it is the last one.
     pub(super) is_last: bool,
+    /// Why the answer ended: the members that say so, and their values.
+    pub(super) ending: [Option<Range<usize>>; ENDING.len()],
 }
 
 impl Choice {
@@ -183,6 +189,9 @@ fn choice(event: &[u8], at: Range<usize>, form: StreamForm) -> Read<Option<Choic
         }
         let range = scan.skip()?;
         let value = &event[range.clone()];
+        if let Some(at) = ENDING.iter().position(|field| name.is(field)) {
+            choice.ending[at] = Some(range.clone());
+        }
         if name.is("text") && form == StreamForm::Completion && value[0] == b'"' {
             choice.text = Some(range);
         } else if name.is("finish_reason") && value != b"null" {

@@ -10,8 +10,10 @@
 //! |---|---|
 //! | `rules` | which requests a continuation keeps right |
 //! | `sent` | what the client has got |
+//! | `token_ids` | the ids of its tokens, which the client does not get |
 //! | `request` | the request to the next engine |
 //! | `run` | its decision and its call |
+//! | `chat_event` | a chat's events from those of a completion |
 //! | `seam` | the rest of the stream, from the next engine's events |
 //! | `stream` | one stream over all its pods |
 //! | `reason` | why a stream is continued, or is not |
@@ -20,11 +22,15 @@
 //! of its request and of its events is known to stay right, on engines that are known to go on with
 //! a message, and it ends with an error event if the next engine generates another text.
 //!
-//! Limits: the text is tokenized again, and may be cut into other tokens than those that were
-//! generated. An event counts as one token, as engines send them by default.
+//! Engines that give the ids of their tokens go on with those. Limits elsewhere: the text is
+//! tokenized again, and may be cut into other tokens than those that were generated; an event
+//! counts as one token, as engines send them by default.
 
+mod chat_event;
 mod event;
 mod framing;
+#[cfg(test)]
+mod id_tests;
 pub(crate) mod reason;
 mod request;
 mod rules;
@@ -34,6 +40,7 @@ mod sent;
 pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod token_ids;
 
 use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
@@ -47,12 +54,13 @@ use reason::NotContinued;
 use request::continued;
 use seam::Seam;
 use sent::{SentText, Stop};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use wornpath_config::ContinuationMode;
 use wornpath_index::Moment;
-use wornpath_routing::Name;
 use wornpath_routing::queue::Priority;
+use wornpath_routing::{Name, PlanStep};
 
 /// What is kept of a request beside its call.
 #[derive(Clone, Debug)]
@@ -74,6 +82,7 @@ pub(crate) struct KeptRequest {
     facts: RequestFacts,
     sent: SentRequest,
     bytes: KeptBytes,
+    asks_ids: bool,
 }
 
 /// Whether the stream of a request can be continued; none if its answer is no stream.
@@ -90,6 +99,10 @@ pub(crate) fn keeping(
     let settings = worker.gateway.settings();
     if settings.continuation.mode == ContinuationMode::Off {
         return Some(Err(NotContinued::Off));
+    }
+    if routed.decided.plan.steps.iter().any(PlanStep::is_rewritten) {
+        // The step might write something else the next time.
+        return Some(Err(NotContinued::Rewritten));
     }
     let is_list = request.has_prompt_list;
     let checked = rules::form(summary.api).and_then(|form| {
@@ -109,15 +122,36 @@ pub(crate) fn keeping(
     }))
 }
 
+/// The ids of a prompt take about twice the bytes of its text, which the body has as well.
+const BYTES_WITH_IDS: usize = 3;
+
+/// Asks for the token ids of a stream that can be continued, if every pod that might serve it gives
+/// them, and if there is room to keep them.
+pub(crate) fn ask_for_ids(worker: &Worker, routed: &mut Routed) -> bool {
+    let gateway = &worker.gateway;
+    let Some(context) = &routed.decided.context else { return false };
+    if context.request().fields.contains_key(token_ids::FIELD)
+        || routed.decided.plan.steps.len() > 1
+        || routed.call.body.len() * BYTES_WITH_IDS > gateway.settings().continuation.kept
+        || !gateway.snapshot().gives_token_ids()
+    {
+        return false;
+    }
+    let Some(body) = token_ids::asked(&routed.call.body) else { return false };
+    routed.call.body = body;
+    true
+}
+
 impl RequestFacts {
     /// Keeps the request, if there is room for it.
     pub(crate) fn keep(
         self,
         worker: &Arc<Worker>,
         sent: SentRequest,
+        asks_ids: bool,
     ) -> Result<KeptRequest, NotContinued> {
         let bytes = KeptBytes::of(worker, sent.call.body.len())?;
-        Ok(KeptRequest { facts: self, sent, bytes })
+        Ok(KeptRequest { facts: self, sent, bytes, asks_ids })
     }
 }
 
@@ -177,7 +211,7 @@ pub(crate) fn passed<'a>(
     let mut sent = SentText::new(form);
     let mut out = Vec::new();
     while let Some(chunk) = first.next() {
-        let passed = sent.pass(Bytes::copy_from_slice(chunk));
+        let passed = sent.pass(Bytes::copy_from_slice(chunk), &mut VecDeque::new());
         out.extend_from_slice(&passed.bytes);
         if let Some(Stop::NotContinued(_)) = passed.stop {
             first.for_each(|chunk| out.extend_from_slice(chunk));
@@ -191,7 +225,7 @@ pub(crate) fn passed<'a>(
     let Ok(continued) = continued(&Bytes::from_static(body.as_bytes()), &sent) else { return out };
     let Some(mut seam) = Seam::after(&sent, &continued) else { return out };
     for chunk in second {
-        let passed = seam.pass(Bytes::copy_from_slice(chunk));
+        let passed = seam.pass(Bytes::copy_from_slice(chunk), &mut VecDeque::new());
         out.extend_from_slice(&passed.bytes);
         if passed.stop.is_some() {
             break;

@@ -76,6 +76,7 @@ reasons! {
     Reasoning "reasoning" "the answer has reasoning";
     Media "media" "the prompt has parts that are not text";
     Prompt "prompt" "the prompt is not one text";
+    Rewritten "rewritten" "an earlier step has rewritten the prompt";
     Prefilled "prefilled" "the last message is already one of the assistant";
     Field "field" "the request or the answer has a field that a continuation may not keep right";
     Kept "kept" "the body and the answer are longer than `continuation.kept`";

@@ -1,9 +1,11 @@
 //! The request that continues a stream: the client's body with what was sent of the answer.
 
+use super::chat_event::ChatEvent;
 use super::event::StreamForm;
 use super::reason::NotContinued;
-use super::rules::stop_strings;
+use super::rules::{self, stop_strings};
 use super::sent::{Progress, Resent, SentText};
+use super::token_ids;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use wornpath_execution::{Edit, field, splice};
@@ -26,6 +28,23 @@ pub(super) enum Lacks {
     Counts,
 }
 
+/// Fields that only chats have, or that say nothing to an engine.
+const OF_CHATS: &[&str] = &[
+    "max_completion_tokens",
+    "parallel_tool_calls",
+    "add_special_tokens",
+    "metadata",
+    "service_tier",
+    "store",
+    "safety_identifier",
+    "prompt_cache_key",
+];
+
+/// Whether a field of a chat stays in the completion that continues it.
+fn of_completions(name: &str) -> bool {
+    name == token_ids::FIELD || rules::is_kept(name) && !OF_CHATS.contains(&name)
+}
+
 /// The tokens of a completion that sets no limit.
 const COMPLETION_TOKENS: u64 = 16;
 
@@ -36,7 +55,16 @@ const COMPLETION_TOKENS: u64 = 16;
 pub(super) fn continued(body: &Bytes, sent: &SentText) -> Result<ContinuedBody, NotContinued> {
     let fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|_| NotContinued::Field)?;
-    let resent = sent.resent(&stop_strings(&fields))?;
+    let messages = fields.get("messages").and_then(Value::as_array);
+    if !messages.is_none_or(|messages| messages.iter().all(has_text_only)) {
+        return Err(NotContinued::Media);
+    }
+    let stops = stop_strings(&fields);
+    let resent = match sent.resent_ids(&stops) {
+        Some(resent) if sent.form() == StreamForm::Completion => resent,
+        Some(resent) if ChatEvent::of(sent).is_some() => resent,
+        _ => sent.resent(&stops)?,
+    };
     let limits = limits(&fields, sent.form())?;
     let has_all = limits.iter().any(|(_, limit)| *limit <= resent.tokens);
     let lacks = match sent.progress() {
@@ -45,18 +73,34 @@ pub(super) fn continued(body: &Bytes, sent: &SentText) -> Result<ContinuedBody, 
         _ => Lacks::Text,
     };
     let mut edits = Vec::new();
+    let is_completed_chat = resent.ids.is_some() && sent.form() == StreamForm::Chat;
+    if is_completed_chat {
+        let others = fields.keys().filter(|name| !of_completions(name));
+        edits.extend(others.map(|name| Edit::remove(name)));
+    }
     if lacks == Lacks::Text {
-        for (name, limit) in limits {
-            edits.push(Edit::set(name, &json!(limit - resent.tokens)));
+        if is_completed_chat {
+            // Without a limit a chat has what is left of the context, and a completion has little.
+            let limit = limits.iter().map(|(_, limit)| limit - resent.tokens).min();
+            edits.push(Edit::set("max_tokens", &json!(limit)));
+        } else {
+            for (name, limit) in limits {
+                edits.push(Edit::set(name, &json!(limit - resent.tokens)));
+            }
         }
         if let Some(least) = fields.get("min_tokens").and_then(Value::as_u64) {
             edits.push(Edit::set("min_tokens", &json!(least.saturating_sub(resent.tokens))));
         }
     } else {
-        edits.extend(["max_completion_tokens", "min_tokens"].map(Edit::remove));
+        if !is_completed_chat {
+            edits.push(Edit::remove("max_completion_tokens"));
+        }
+        edits.push(Edit::remove("min_tokens"));
         edits.push(Edit::set("max_tokens", &json!(1)));
     }
-    if !resent.text.is_empty() {
+    if let Some(ids) = &resent.ids {
+        edits.push(written_edit("prompt", ids.prompt.clone())?);
+    } else if !resent.text.is_empty() {
         match sent.form() {
             StreamForm::Chat => edits.extend(in_message(body, &fields, &resent.text)?),
             StreamForm::Completion => edits.push(in_prompt(body, &resent.text)?),
@@ -64,6 +108,15 @@ pub(super) fn continued(body: &Bytes, sent: &SentText) -> Result<ContinuedBody, 
     }
     let body = splice(body, &edits).map_err(|_| NotContinued::Field)?;
     Ok(ContinuedBody { body, resent, lacks })
+}
+
+/// Neither a text nor token ids can stand for a part of another type.
+fn has_text_only(message: &Value) -> bool {
+    let is_text = |part: &Value| part.is_string() || part["type"] == "text";
+    match &message["content"] {
+        Value::Array(parts) => parts.iter().all(is_text),
+        _ => true,
+    }
 }
 
 /// The limits of generated tokens.
@@ -95,14 +148,6 @@ fn in_message(
     if messages.last().is_none_or(|last| last["role"] == "assistant") {
         return Err(NotContinued::Prefilled);
     }
-    let is_text = |part: &Value| part.is_string() || part["type"] == "text";
-    let has_text_only = |message: &Value| match &message["content"] {
-        Value::Array(parts) => parts.iter().all(is_text),
-        _ => true,
-    };
-    if !messages.iter().all(has_text_only) {
-        return Err(NotContinued::Media);
-    }
     let written = field(body, "messages").ok().flatten().ok_or(NotContinued::Prompt)?;
     let before = written.strip_suffix(b"]").ok_or(NotContinued::Prompt)?;
     let all = [before, br#",{"role":"assistant","content":""#, text, br#""}]"#].concat();
@@ -132,6 +177,7 @@ fn written_edit(field: &str, value: Vec<u8>) -> Result<Edit, NotContinued> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::VecDeque;
 
     fn sent(form: StreamForm, texts: &[&str]) -> SentText {
         let mut sent = SentText::new(form);
@@ -141,7 +187,7 @@ mod tests {
                 StreamForm::Completion => json!({"text": text}),
             };
             let event = format!("data: {}\n\n", json!({"id": "a", "choices": [choice]}));
-            assert!(sent.pass(event.into()).stop.is_none());
+            assert!(sent.pass(event.into(), &mut VecDeque::new()).stop.is_none());
         }
         sent
     }

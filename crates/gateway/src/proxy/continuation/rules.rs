@@ -5,6 +5,7 @@
 use super::event::StreamForm;
 use super::reason::NotContinued;
 use super::sent::StopStrings;
+use super::token_ids;
 use crate::dialect::Api;
 use serde_json::{Map, Value};
 use wornpath_routing::Prompt;
@@ -59,6 +60,7 @@ const NEUTRAL: &[(&str, Neutral, NotContinued)] = &[
     ("function_call", Neutral::NoTool, NotContinued::Tools),
     ("continue_final_message", Neutral::Unset, NotContinued::Prefilled),
     ("add_generation_prompt", Neutral::True, NotContinued::Prefilled),
+    (token_ids::FIELD, Neutral::Unset, NotContinued::Field),
 ];
 
 /// A value that changes nothing.
@@ -98,13 +100,18 @@ pub(super) fn form(api: Api) -> Result<StreamForm, NotContinued> {
     }
 }
 
+/// Whether another engine reads a field alike.
+pub(super) fn is_kept(name: &str) -> bool {
+    KEPT.contains(&name)
+}
+
 /// Whether a request can be continued, by what routing knows of its body.
 ///
 /// # Errors
 /// Why not.
 pub(super) fn check(fields: &Map<String, Value>, prompt: &Prompt) -> Result<(), NotContinued> {
     for (name, value) in fields {
-        if KEPT.contains(&name.as_str()) || value.is_null() {
+        if is_kept(name) || value.is_null() {
             continue;
         }
         match NEUTRAL.iter().find(|(field, ..)| field == name) {
@@ -168,6 +175,7 @@ mod tests {
             json!({"frequency_penalty": 0.0, "presence_penalty": 0, "unknown": null}),
             json!({"response_format": {"type": "text"}, "tool_choice": "none"}),
             json!({"add_generation_prompt": true, "continue_final_message": false}),
+            json!({"return_token_ids": false}),
         ] {
             assert_eq!(checked(fields.clone()), Ok(()), "{fields}");
         }
@@ -189,6 +197,7 @@ mod tests {
             (json!({"reasoning_effort": "low"}), NotContinued::Reasoning),
             (json!({"continue_final_message": true}), NotContinued::Prefilled),
             (json!({"echo": true}), NotContinued::Field),
+            (json!({"return_token_ids": true}), NotContinued::Field),
             (json!({"a_new_field": 1}), NotContinued::Field),
         ] {
             assert_eq!(checked(fields.clone()), Err(why), "{fields}");

@@ -4,6 +4,7 @@
 use super::RequestFacts;
 use super::event::StreamForm;
 use super::reason::NotContinued;
+use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::observe::summary::RequestSummary;
 use crate::proxy::decide::{DecisionNotes, decide};
@@ -14,6 +15,7 @@ use crate::proxy::prepare::prepare;
 use crate::proxy::route::Routed;
 use crate::proxy::run_plan::{SentRequest, run_plan};
 use crate::proxy::worker::Worker;
+use hyper::http::uri::PathAndQuery;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_config::EngineKind;
@@ -31,9 +33,14 @@ pub(super) struct Continuing {
     pub(super) sent: SentRequest,
     /// The pods that have lost the stream.
     pub(super) lost: Vec<PodId>,
-    /// Whether the body ends with a message of the assistant.
+    /// Whether the body ends with a part of the answer.
     pub(super) goes_on: bool,
+    /// Whether the body is a completion of token ids.
+    pub(super) by_ids: bool,
 }
+
+/// Where engines complete token ids.
+const COMPLETIONS: &str = "/v1/completions";
 
 /// Sends a request to another pod, up to the first byte of its answer.
 pub(super) async fn run(
@@ -44,16 +51,22 @@ pub(super) async fn run(
     let settings = gateway.settings();
     let snapshot = gateway.snapshot();
     let allowed = others(&snapshot, &continuing)?;
-    let Continuing { facts, sent, .. } = continuing;
-    let SentRequest { call, profile, mut policy } = sent;
+    let Continuing { facts, sent, by_ids, .. } = continuing;
+    let SentRequest { mut call, profile, mut policy } = sent;
+    let mut api = facts.api;
+    if by_ids {
+        call.path = PathAndQuery::from_static(COMPLETIONS);
+        api = Api::at(COMPLETIONS);
+    }
     let tenant = facts.tenant.as_ref();
     let tenant = settings.tenants.iter().find(|known| Some(&known.name) == tenant);
     let origin = tenant.map_or(Origin::Address(facts.address), Origin::Tenant);
     let work = BodyWork::new(call.body.len(), origin, &settings.limits);
     let no_pod = |_| NotContinued::NoPod;
-    let body = read_body(&worker, facts.api, &call, &work).await.map_err(no_pod)?;
+    let body = read_body(&worker, api, &call, &work).await.map_err(no_pod)?;
     let mut request = body.request;
     request.model = snapshot.model(&body.model);
+    request.reading.engine = snapshot.engine_rules(&request.model.base);
     request.arrival = gateway.now();
     request.wall = facts.wall;
     request.headers = headers::for_routing(&call.headers);
@@ -70,20 +83,20 @@ pub(super) async fn run(
     let passed = gateway.now().since(facts.arrived);
     policy.timeouts.total = policy.timeouts.total.saturating_sub(passed);
     let routed = Routed { call, permit: None, reservation: None, profile, decided, trace, policy };
-    let mut summary = RequestSummary::new("", facts.api);
+    let mut summary = RequestSummary::new("", api);
     let run = run_plan(&worker, routed, &mut summary).await.map_err(no_pod)?;
     Ok(run.response)
 }
 
 /// The pods that may continue it.
 fn others(snapshot: &FleetSnapshot, continuing: &Continuing) -> Result<Arc<[PodId]>, NotContinued> {
-    let Continuing { facts, lost, goes_on, .. } = continuing;
+    let Continuing { facts, lost, goes_on, by_ids, .. } = continuing;
     let is_other = |entry: &&PodEntry| !lost.contains(&entry.pod.id());
     let others: Vec<_> = snapshot.entries().iter().filter(is_other).collect();
     if others.is_empty() {
         return Err(NotContinued::NoPod);
     }
-    let must_know = *goes_on && facts.form == StreamForm::Chat;
+    let must_know = *goes_on && (facts.form == StreamForm::Chat || *by_ids);
     let is_able = |entry: &&PodEntry| !must_know || continues_messages(entry);
     let able: Arc<[PodId]> =
         others.into_iter().filter(is_able).map(|entry| entry.pod.id()).collect();

@@ -4,13 +4,16 @@
 //! the client has already is cut off; if the engine generated another text, the seam would show,
 //! and the stream ends.
 
+use super::chat_event::{ChatEvent, Replacement, replace};
 use super::event::{self, Choice, Chunk, Event, IDENTITY, StreamForm};
 use super::framing::{EventBuffer, first_end};
 use super::reason::NotContinued;
 use super::request::{ContinuedBody, Lacks};
 use super::sent::{Identity, Passed, Progress, SentText, Stop, decoded};
+use super::token_ids::{EventIds, join};
 use bytes::Bytes;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::ops::Range;
 use wornpath_execution::{JsonScan, NotAnObject};
 
@@ -20,7 +23,12 @@ const MAX_EVENT_BYTES: usize = 1 << 20;
 /// Rewrites the events of an engine that continues a stream.
 #[derive(Debug)]
 pub(super) struct Seam {
+    /// The form in which this engine answers.
     form: StreamForm,
+    /// The client's, if that is another one.
+    chat: Option<ChatEvent>,
+    /// Token ids of events that did not pass: those of the next event begin with them.
+    again_ids: Vec<u8>,
     buffer: EventBuffer,
     identity: Identity,
     has_opening: bool,
@@ -35,9 +43,6 @@ pub(super) struct Seam {
     lacks: Lacks,
 }
 
-/// A part of an event, and what it becomes.
-type Replacement = (Range<usize>, Vec<u8>);
-
 impl Seam {
     /// The seam after what was sent; none if nothing was.
     pub(super) fn after(sent: &SentText, continued: &ContinuedBody) -> Option<Self> {
@@ -45,8 +50,11 @@ impl Seam {
             return None;
         }
         let ContinuedBody { resent, lacks, .. } = continued;
+        let is_completion = resent.ids.is_some();
         Some(Self {
-            form: sent.form(),
+            form: if is_completion { StreamForm::Completion } else { sent.form() },
+            chat: if is_completion { ChatEvent::of(sent) } else { None },
+            again_ids: Vec::new(),
             buffer: EventBuffer::default(),
             identity: sent.identity().clone(),
             has_opening: sent.has_opening(),
@@ -58,21 +66,44 @@ impl Seam {
         })
     }
 
-    /// The next bytes of the engine, as the client gets them.
-    pub(super) fn pass(&mut self, data: Bytes) -> Passed {
+    /// The next bytes of the engine, as the client gets them; `ids` become those of the events that
+    /// pass.
+    pub(super) fn pass(&mut self, data: Bytes, ids: &mut VecDeque<EventIds>) -> Passed {
         let bytes = self.buffer.whole(data);
         let mut out = Vec::with_capacity(bytes.len());
         let mut rest = &bytes[..];
+        let mut found = std::mem::take(ids);
         while let Some(end) = first_end(rest) {
             let (event, later) = rest.split_at(end);
             rest = later;
+            let before = out.len();
             if let Err(stop) = self.event(event, &mut out) {
                 return Passed { bytes: out.into(), stop: Some(stop) };
+            }
+            if let Some(found) = found.pop_front() {
+                let has_passed = out.len() > before;
+                ids.extend(self.ids_of(found, has_passed));
             }
         }
         let is_endless = self.buffer.len() > MAX_EVENT_BYTES;
         let stop = is_endless.then_some(Stop::NotContinued(NotContinued::Diverged));
         Passed { bytes: out.into(), stop }
+    }
+
+    /// The token ids of an event that passes, with those of events before it that did not.
+    fn ids_of(&mut self, mut found: EventIds, has_passed: bool) -> Option<EventIds> {
+        if let (Some(answer), Lacks::Text) = (&found.answer, self.lacks) {
+            join(&mut self.again_ids, answer);
+            found.answer = Some(std::mem::take(&mut self.again_ids).into());
+        } else if found.answer.is_some() {
+            // A token that the client does not get.
+            found.answer = Some(Box::default());
+        }
+        if has_passed {
+            return Some(found);
+        }
+        self.again_ids = found.answer.unwrap_or_default().into();
+        None
     }
 
     fn event(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
@@ -90,10 +121,16 @@ impl Seam {
             if choice.is_opening() && self.has_opening || !self.has_place_for(choice) {
                 return Ok(());
             }
-            match self.without_overlap(event, choice).map_err(Stop::NotContinued)? {
-                Some(text) => replacements.extend(text),
-                None => return Ok(()),
+            let Some(text) = self.without_overlap(event, choice).map_err(Stop::NotContinued)?
+            else {
+                return Ok(());
+            };
+            if let Some(chat) = &self.chat {
+                let text = text.as_ref().map(|(_, text)| &text[..]);
+                chat.write(event, choice, text, out);
+                return Ok(());
             }
+            replacements.extend(text);
         }
         if let Some(usage) = chunk.usage {
             replacements.extend(self.usage(event, usage).map_err(|_| diverged)?);
@@ -210,15 +247,4 @@ fn members(event: &[u8], at: Range<usize>) -> Result<Vec<(String, Range<usize>)>
         Ok(())
     })?;
     Ok(members)
-}
-
-fn replace(event: &[u8], mut replacements: Vec<Replacement>, out: &mut Vec<u8>) {
-    replacements.sort_by_key(|(at, _)| at.start);
-    let mut done = 0;
-    for (at, value) in replacements {
-        out.extend_from_slice(&event[done..at.start]);
-        out.extend_from_slice(&value);
-        done = at.end;
-    }
-    out.extend_from_slice(&event[done..]);
 }

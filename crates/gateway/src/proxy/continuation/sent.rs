@@ -9,6 +9,7 @@
 use super::event::{self, Chunk, EngineFailure, Event, IDENTITY, StreamForm};
 use super::framing::{EventBuffer, first_end};
 use super::reason::NotContinued;
+use super::token_ids::{EventIds, SentIds};
 use bytes::Bytes;
 use std::collections::VecDeque;
 
@@ -53,10 +54,23 @@ pub(super) struct Passed {
 }
 
 /// What is around the text of an event.
-#[derive(Debug)]
-struct Template {
-    before: Box<[u8]>,
-    after: Box<[u8]>,
+#[derive(Clone, Debug)]
+pub(super) struct Template {
+    /// Up to the quote before it.
+    pub(super) before: Box<[u8]>,
+    /// From the quote after it on.
+    pub(super) after: Box<[u8]>,
+}
+
+/// Where an answer was after one of its events.
+#[derive(Clone, Copy, Debug)]
+struct EventEnd {
+    /// The end of its text.
+    text: usize,
+    /// Its tokens.
+    tokens: u64,
+    /// The end of their ids.
+    ids: usize,
 }
 
 /// What was sent of a stream.
@@ -67,12 +81,16 @@ pub(crate) struct SentText {
     template: Option<Template>,
     /// As in JSON, without quotes.
     text: Vec<u8>,
-    /// Where the text ended after each of the last events.
-    ends: VecDeque<u32>,
-    /// Events with a choice, each of which is a token.
+    ends: VecDeque<EventEnd>,
+    /// Events with a choice.
+    events: u64,
+    /// The ids of the tokens, or one for each event where they are not known.
     tokens: u64,
+    /// Tokens that the client has beside those, which the next engine generates again.
+    again: u64,
     /// Those before the first text.
     leading: u64,
+    ids: SentIds,
     identity: Identity,
     has_opening: bool,
     has_counts: bool,
@@ -88,6 +106,17 @@ pub(super) struct Resent {
     pub(super) tokens: u64,
     /// The rest of the text, which the client has.
     pub(super) overlap: String,
+    /// Prompt and text as token ids, if they are resent as such.
+    pub(super) ids: Option<ResentIds>,
+}
+
+/// Prompt and text as token ids.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ResentIds {
+    /// As an array.
+    pub(super) prompt: Vec<u8>,
+    /// Where those of the text end among all of the answer.
+    end: usize,
 }
 
 /// The stop strings of a request.
@@ -123,8 +152,11 @@ impl SentText {
             template: None,
             text: Vec::new(),
             ends: VecDeque::new(),
+            events: 0,
             tokens: 0,
+            again: 0,
             leading: 0,
+            ids: SentIds::default(),
             identity: Identity::default(),
             has_opening: false,
             has_counts: false,
@@ -140,8 +172,9 @@ impl SentText {
         self.progress
     }
 
+    /// The tokens that the client has.
     pub(super) const fn tokens(&self) -> u64 {
-        self.tokens
+        self.tokens + self.again
     }
 
     /// Whether the event that begins a message has passed.
@@ -158,17 +191,32 @@ impl SentText {
         &self.identity
     }
 
-    /// The bytes that it keeps.
+    /// The form of its events with text, once one has passed.
+    pub(super) const fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
+    /// The bytes that it keeps, but for those that it can do without.
     pub(super) fn len(&self) -> usize {
         self.text.len() + self.buffer.len()
     }
 
-    /// The next bytes of the stream.
-    pub(super) fn pass(&mut self, data: Bytes) -> Passed {
+    /// The bytes of token ids that it keeps.
+    pub(super) fn ids_len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Forgets the token ids.
+    pub(super) fn lose_ids(&mut self) {
+        self.ids.lose();
+    }
+
+    /// The next bytes of the stream, and the token ids of its events.
+    pub(super) fn pass(&mut self, data: Bytes, ids: &mut VecDeque<EventIds>) -> Passed {
         let bytes = self.buffer.whole(data);
         let mut at = 0;
         while let Some(end) = first_end(&bytes[at..]) {
-            match self.event(&bytes[at..at + end]) {
+            match self.event(&bytes[at..at + end], ids.pop_front().as_ref()) {
                 Ok(()) => at += end,
                 Err(stop @ Stop::Failed(_)) => {
                     self.buffer.rest();
@@ -188,24 +236,27 @@ impl SentText {
         self.buffer.rest()
     }
 
-    fn event(&mut self, event: &[u8]) -> Result<(), Stop> {
+    fn event(&mut self, event: &[u8], ids: Option<&EventIds>) -> Result<(), Stop> {
+        if let Some(ids) = ids {
+            self.ids.begin(ids);
+        }
         if self.progress == Progress::Begun
             && let Some(text) = self.template.as_ref().and_then(|template| template.text_of(event))
         {
             self.text.extend_from_slice(text);
-            self.count(text.is_empty());
+            self.count(text.is_empty(), ids);
             return Ok(());
         }
         match event::read(event, self.form).map_err(Stop::NotContinued)? {
             Event::Comment => {}
             Event::Done => self.progress = Progress::Ended,
             Event::Failed(failure) => return Err(Stop::Failed(failure)),
-            Event::Chunk(chunk) => self.chunk(event, &chunk)?,
+            Event::Chunk(chunk) => self.chunk(event, &chunk, ids)?,
         }
         Ok(())
     }
 
-    fn chunk(&mut self, event: &[u8], chunk: &Chunk) -> Result<(), Stop> {
+    fn chunk(&mut self, event: &[u8], chunk: &Chunk, ids: Option<&EventIds>) -> Result<(), Stop> {
         if self.progress == Progress::Unnamed {
             self.progress = Progress::Begun;
             for (value, at) in self.identity.iter_mut().zip(&chunk.identity) {
@@ -234,8 +285,9 @@ impl SentText {
         }
         let at_limit = choice.is_last && memchr::memmem::find(event, b"\"length\"").is_some();
         // An end without text is the token that ended the answer, unless its limit did.
-        if !(at_limit && choice.is_empty()) {
-            self.count(choice.is_empty());
+        let has_ids = ids.is_some_and(|ids| ids.answer.is_some());
+        if has_ids || !(at_limit && choice.is_empty()) {
+            self.count(choice.is_empty(), ids);
         }
         if choice.is_last {
             self.progress = Progress::Finished { at_limit };
@@ -243,15 +295,77 @@ impl SentText {
         Ok(())
     }
 
-    fn count(&mut self, is_empty: bool) {
-        self.tokens += 1;
+    fn count(&mut self, is_empty: bool, ids: Option<&EventIds>) {
+        let tokens = self.ids.add(ids);
+        self.events += 1;
+        self.tokens += tokens;
+        self.again = 0;
         if is_empty && self.text.is_empty() {
-            self.leading += 1;
+            self.leading += tokens;
         }
         if self.ends.len() == KNOWN_ENDS {
             self.ends.pop_front();
         }
-        self.ends.push_back(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
+        let end = EventEnd { text: self.text.len(), tokens: self.tokens, ids: self.ids.end() };
+        self.ends.push_back(end);
+    }
+
+    /// What the next engine gets as token ids; none if they are not known, or do not do.
+    ///
+    /// Without a template no text was sent. An engine that holds text back generates it again only
+    /// from the text that it was held back for.
+    pub(super) fn resent_ids(&self, stops: &StopStrings) -> Option<Resent> {
+        if stops.held_back() > 0 || !self.ids.are_known() {
+            return None;
+        }
+        let text = decoded(&self.text).ok()?;
+        let end = if let Progress::Finished { .. } = self.progress {
+            EventEnd { text: self.text.len(), tokens: self.tokens, ids: self.ids.end() }
+        } else {
+            let most = written_end(&self.text, text.len() - stops.begun(&text));
+            self.last_shown(most)?
+        };
+        let overlap = decoded(&self.text[end.text..]).ok()?;
+        let prompt = self.ids.prompt_of(end.ids)?;
+        Some(Resent {
+            text: self.text[..end.text].to_owned(),
+            tokens: end.tokens,
+            overlap,
+            ids: Some(ResentIds { prompt, end: end.ids }),
+        })
+    }
+
+    /// The last event with text up to `most`: what those without text begin was not sent.
+    fn last_shown(&self, most: usize) -> Option<EventEnd> {
+        for (at, end) in self.ends.iter().enumerate().rev() {
+            let before = if at == 0 { 0 } else { self.ends[at - 1].text };
+            if end.text <= most && before < end.text {
+                return Some(*end);
+            }
+        }
+        None
+    }
+
+    /// The next engine generates what follows `resent`.
+    pub(super) fn continued_after(&mut self, resent: &Resent) {
+        let end = match &resent.ids {
+            Some(ids) => ids.end,
+            None if resent.text.is_empty() => 0,
+            None => {
+                // The next engine makes other tokens of the text.
+                self.ids.lose();
+                return;
+            }
+        };
+        if !self.ids.are_known() {
+            return;
+        }
+        self.ids.cut(end);
+        self.again += self.tokens - resent.tokens;
+        self.tokens = resent.tokens;
+        while self.ends.back().is_some_and(|end| end.tokens > resent.tokens) {
+            self.ends.pop_back();
+        }
     }
 
     /// What the next engine gets of the text.
@@ -271,7 +385,7 @@ impl SentText {
         let at = written_end(&self.text, end);
         let tokens = self.tokens_of(&text[..end], at, stops)?;
         let overlap = if is_finished { String::new() } else { text[end..].to_owned() };
-        Ok(Resent { text: self.text[..at].to_owned(), tokens, overlap })
+        Ok(Resent { text: self.text[..at].to_owned(), tokens, overlap, ids: None })
     }
 
     /// The tokens of the first part of the text, which ends at `at` as it is written.
@@ -283,19 +397,15 @@ impl SentText {
             Progress::Finished { at_limit: true } => 0,
             _ => stops.held_back(),
         };
-        let mut after = 0;
         if held == 0 {
             // Not those without text: what they begin was not sent.
-            let ends: Vec<_> = self.ends.iter().map(|end| *end as usize).collect();
-            while after < ends.len() {
-                let last = ends.len() - 1 - after;
-                let before = if last == 0 { 0 } else { ends[last - 1] };
-                if ends[last] <= at && before < at {
-                    return Ok(self.tokens - after as u64);
-                }
-                after += 1;
+            let ends = self.ends.iter().enumerate().rev();
+            let before = |number: usize| if number == 0 { 0 } else { self.ends[number - 1].text };
+            let mut shown = ends.filter(|(number, end)| end.text <= at && before(*number) < at);
+            if let Some((_, end)) = shown.next() {
+                return Ok(end.tokens);
             }
-            let all_known = self.tokens as usize <= KNOWN_ENDS;
+            let all_known = self.events as usize <= KNOWN_ENDS;
             return if all_known { Ok(0) } else { Err(NotContinued::Overlap) };
         }
         let length = text.chars().count();
@@ -304,11 +414,11 @@ impl SentText {
         }
         let shown: String = text.chars().take(length - held).collect();
         let shown = written_end(&self.text, shown.len());
-        after = self.ends.iter().rev().take_while(|end| **end as usize > shown).count();
-        if after == KNOWN_ENDS {
-            return Err(NotContinued::Overlap);
+        match self.ends.iter().rev().find(|end| end.text <= shown) {
+            Some(end) => Ok(end.tokens),
+            None if self.ends.len() == KNOWN_ENDS => Err(NotContinued::Overlap),
+            None => Ok(0),
         }
-        Ok(self.tokens - after as u64)
     }
 }
 
@@ -383,7 +493,7 @@ mod tests {
         let mut sent = SentText::new(StreamForm::Chat);
         for text in texts {
             let event = chat(text);
-            let passed = sent.pass(Bytes::from(event.clone()));
+            let passed = sent.pass(Bytes::from(event.clone()), &mut VecDeque::new());
             assert_eq!((&passed.bytes[..], passed.stop), (event.as_bytes(), None));
         }
         sent
@@ -424,7 +534,7 @@ mod tests {
     fn an_event_is_only_like_another_if_its_text_is_a_string() {
         let mut sent = sent(&["a", "\"b\\", "\u{1}\n\u{e9}"]);
         let forged = chat("x").replace("\"x\"", "\"x\",\"tool_calls\":[{}],\"content\":\"y\"");
-        let passed = sent.pass(forged.clone().into());
+        let passed = sent.pass(forged.clone().into(), &mut VecDeque::new());
         assert_eq!(passed.stop, Some(Stop::NotContinued(NotContinued::Tools)));
         assert_eq!(passed.bytes, forged);
     }
@@ -433,7 +543,8 @@ mod tests {
     fn bytes_after_an_engines_failure_do_not_pass() {
         let mut sent = sent(&["a"]);
         let error = "data: {\"error\":{\"code\":500}}\n\n";
-        let passed = sent.pass(format!("{}{error}data: [DO", chat("b")).into());
+        let passed =
+            sent.pass(format!("{}{error}data: [DO", chat("b")).into(), &mut VecDeque::new());
         assert!(matches!(passed.stop, Some(Stop::Failed(_))));
         assert_eq!((passed.bytes, sent.tokens()), (chat("b").into(), 2));
         assert!(sent.rest().is_empty());

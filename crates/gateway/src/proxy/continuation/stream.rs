@@ -11,6 +11,7 @@ use super::request::{ContinuedBody, continued};
 use super::run::{Continuing, run};
 use super::seam::Seam;
 use super::sent::{Passed, Progress, SentText, Stop};
+use super::token_ids::TokenIdFilter;
 use crate::dialect::Api;
 use crate::proxy::account::EndMarker;
 use crate::proxy::worker::Worker;
@@ -19,6 +20,7 @@ use hyper::StatusCode;
 use hyper::body::{Body, Frame};
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, TRANSFER_ENCODING};
 use hyper::http::response::Parts;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -51,6 +53,8 @@ pub(crate) struct KeptStream {
     body: EngineBody,
     /// Whether the end of the body is known by the close of the connection.
     ends_by_closing: bool,
+    /// Takes out the token ids that the client did not ask for.
+    ids: Option<TokenIdFilter>,
     sent: SentText,
     seam: Option<Seam>,
     /// What is after the bytes that were passed on last.
@@ -94,11 +98,13 @@ impl KeptStream {
         pod: Option<PodId>,
     ) -> Self {
         let sent = SentText::new(request.facts.form);
+        let ids = request.asks_ids.then(TokenIdFilter::default);
         let mut stream = Self {
             worker: Arc::clone(worker),
             request: Some(request),
             body,
             ends_by_closing: !head.headers.contains_key(TRANSFER_ENCODING),
+            ids,
             sent,
             seam: None,
             stop: None,
@@ -159,18 +165,28 @@ impl KeptStream {
 
     /// What the client gets of the engine's next bytes.
     fn pass(&mut self, data: Bytes) -> Bytes {
+        let mut ids = VecDeque::new();
+        let data = match &mut self.ids {
+            Some(filter) => filter.take(data, &mut ids),
+            None => data,
+        };
         let Passed { bytes, stop } = match &mut self.seam {
-            Some(seam) => seam.pass(data),
+            Some(seam) => seam.pass(data, &mut ids),
             None => Passed { bytes: data, stop: None },
         };
         self.stop = stop;
         if self.declined.is_some() {
             return bytes;
         }
-        let passed = self.sent.pass(bytes);
+        let passed = self.sent.pass(bytes, &mut ids);
         self.stop = passed.stop.or(self.stop);
         if let Some(request) = &mut self.request {
-            let bytes = request.sent.call.body.len() + self.sent.len();
+            let held = self.ids.as_ref().map_or(0, TokenIdFilter::len);
+            let bytes = request.sent.call.body.len() + self.sent.len() + held;
+            let ids = self.sent.ids_len();
+            if ids > 0 && request.bytes.grow_to(bytes + ids).is_err() {
+                self.sent.lose_ids();
+            }
             if let (Err(why), None) = (request.bytes.grow_to(bytes), self.stop) {
                 self.stop = Some(Stop::NotContinued(why));
                 return [&passed.bytes[..], &self.sent.rest()].concat().into();
@@ -179,9 +195,9 @@ impl KeptStream {
         passed.bytes
     }
 
-    /// The body of its pod, which is relayed as it is.
-    pub(crate) fn into_body(self) -> EngineBody {
-        self.body
+    /// The body of its pod, which is relayed but for the token ids.
+    pub(crate) fn into_body(self) -> (EngineBody, Option<TokenIdFilter>) {
+        (self.body, self.ids)
     }
 
     fn stopped(&mut self, stop: Stop) -> Option<Polled> {
@@ -213,8 +229,13 @@ impl KeptStream {
         if !is_whole {
             return self.broke(CallError::Unfinished);
         }
-        let rest = self.sent.rest();
-        if rest.is_empty() { Polled::End } else { Polled::Data(rest) }
+        let rest = [&self.sent.rest()[..], &self.rest_of_ids()].concat();
+        if rest.is_empty() { Polled::End } else { Polled::Data(rest.into()) }
+    }
+
+    /// The beginning of an event of its pod that has not come to its end.
+    fn rest_of_ids(&mut self) -> Bytes {
+        self.ids.as_mut().map(TokenIdFilter::rest).unwrap_or_default()
     }
 
     /// The stream broke: another pod continues it, if that is possible.
@@ -224,6 +245,7 @@ impl KeptStream {
             return Polled::End;
         }
         self.sent.rest();
+        self.rest_of_ids();
         let Some(cause) = BreakCause::of(&error) else {
             return Polled::Broken(error, NotContinued::Final);
         };
@@ -233,7 +255,8 @@ impl KeptStream {
         {
             // The client lacks nothing but the last event.
             self.worker.gateway.continuations.count_continued(cause);
-            let last = self.sent.pass(Bytes::from_static(b"data: [DONE]\n\n"));
+            let last = Bytes::from_static(b"data: [DONE]\n\n");
+            let last = self.sent.pass(last, &mut VecDeque::new());
             return Polled::Data(last.bytes);
         }
         match self.continuation() {
@@ -262,6 +285,7 @@ impl KeptStream {
             sent,
             lost: self.pods.all.clone(),
             goes_on: !body.resent.text.is_empty(),
+            by_ids: body.resent.ids.is_some(),
         };
         Ok((Box::pin(run(Arc::clone(&self.worker), continuing)), body))
     }
@@ -283,7 +307,9 @@ impl KeptStream {
         };
         self.worker.gateway.continuations.count_continued(cause);
         self.seam = Seam::after(&self.sent, &body);
+        self.sent.continued_after(&body.resent);
         self.sent.rest();
+        self.rest_of_ids();
         let PlanResponse { answer, step, endpoint, retries, has_extra_usage, .. } = response;
         self.ends_by_closing = !answer.head.headers.contains_key(TRANSFER_ENCODING);
         self.body = answer.body;

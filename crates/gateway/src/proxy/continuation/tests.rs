@@ -8,7 +8,7 @@ use super::seam::Seam;
 use super::sent::{Progress, SentText, Stop};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// How an engine writes its events, and what its template does.
@@ -231,14 +231,14 @@ fn broken(
             let chunk = match &mut seam {
                 None => chunk,
                 Some(seam) => {
-                    let passed = seam.pass(chunk);
+                    let passed = seam.pass(chunk, &mut VecDeque::new());
                     if let Some(Stop::NotContinued(why)) = passed.stop {
                         return Err(why);
                     }
                     passed.bytes
                 }
             };
-            let passed = sent.pass(chunk);
+            let passed = sent.pass(chunk, &mut VecDeque::new());
             assert_eq!(passed.stop, None);
             out.extend_from_slice(&passed.bytes);
         }
@@ -259,8 +259,8 @@ fn broken(
     Ok(String::from_utf8(out).unwrap())
 }
 
-/// Whether only the names of the first engine differ, because nothing of it had passed.
-fn unnamed(stream: &str) -> String {
+/// A stream without the names of engines, which differ where nothing of the first one has passed.
+pub(super) fn unnamed(stream: &str) -> String {
     (0..4).fold(stream.to_owned(), |stream, number| {
         stream
             .replace(&format!("cmpl-{number}"), "cmpl")
@@ -378,7 +378,7 @@ fn another_text_is_not_relayed() {
     for text in ["a", " b", "\n\n"] {
         engine.text(StreamForm::Chat, text, None, &mut out);
     }
-    assert!(sent.pass(out.into()).stop.is_none());
+    assert!(sent.pass(out.into(), &mut VecDeque::new()).stop.is_none());
     let request = Bytes::from(bodies(StreamForm::Chat, "x")[0].to_string());
     let continuing = continued(&request, &sent).unwrap();
     let passed = |texts: &[&str], reason| {
@@ -388,7 +388,7 @@ fn another_text_is_not_relayed() {
         for text in texts {
             other.text(StreamForm::Chat, text, reason, &mut out);
         }
-        let passed = seam.pass(out.into());
+        let passed = seam.pass(out.into(), &mut VecDeque::new());
         (String::from_utf8(passed.bytes.to_vec()).unwrap(), passed.stop)
     };
     let mut expected = String::new();
@@ -402,8 +402,9 @@ fn another_text_is_not_relayed() {
     assert_eq!(passed(&["\n"], Some("stop")), (String::new(), diverged));
     let mut seam = Seam::after(&sent, &continuing).unwrap();
     let thinking = r#"data: {"choices":[{"delta":{"reasoning_content":"x"}}]}"#;
-    assert_eq!(seam.pass(format!("{thinking}\n\n").into()).stop, diverged);
+    let stop = seam.pass(format!("{thinking}\n\n").into(), &mut VecDeque::new()).stop;
+    assert_eq!(stop, diverged);
     let aborted = r#"data: {"choices":[{"delta":{},"finish_reason":"abort"}]}"#;
-    let stop = seam.pass(format!("{aborted}\n\n").into()).stop;
+    let stop = seam.pass(format!("{aborted}\n\n").into(), &mut VecDeque::new()).stop;
     assert_eq!(stop, Some(Stop::Failed(EngineFailure::Aborted)));
 }
