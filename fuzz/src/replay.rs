@@ -1,6 +1,6 @@
 //! The fuzz targets on stable: the committed corpus, and seeded mutations of each of its files.
 //!
-//! `WORNPATH_FUZZ_MUTATIONS` sets how many mutations each file gets (default 400).
+//! `WORNPATH_FUZZ_MUTATIONS` sets how many mutations each file gets (default 100).
 
 use crate::TARGETS;
 use std::fs;
@@ -12,7 +12,7 @@ const SEED: u64 = 0x5EED_F022;
 #[test]
 fn no_target_panics_on_the_corpus_or_its_mutations() {
     let mutations = std::env::var("WORNPATH_FUZZ_MUTATIONS")
-        .map_or(400, |count| count.parse().expect("a number of mutations"));
+        .map_or(100, |count| count.parse().expect("a number of mutations"));
     for (name, target) in TARGETS {
         let corpus = corpus(name);
         assert!(!corpus.is_empty(), "corpus/{name} is empty; run `cargo run` in fuzz/");

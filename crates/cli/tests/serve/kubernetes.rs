@@ -393,7 +393,7 @@ fn a_failure_that_persists_is_logged_once_while_another_watch_works() {
         log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect::<Vec<_>>()
     };
     eventually("the pool's watch fails", || !lines("Kubernetes API failed").is_empty());
-    for change in 0..8 {
+    for change in 0..4 {
         let value = change.to_string();
         cluster.api.edit("pods", "vllm-0", |pod| pod["metadata"]["labels"]["n"] = json!(&value));
         eventually("the pods' watch works", || {
