@@ -9,11 +9,12 @@ import threading
 import time
 import types
 import unittest
+import unittest.mock
 
 PYTHON = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PYTHON))
 
-from wornpath.sidecar import Reporter, watch_block_pool  # noqa: E402
+from wornpath.sidecar import Reporter, pipe, poster, watch_block_pool  # noqa: E402
 from wornpath.sidecar.mirror import Mirror, Run, name_of, runs  # noqa: E402
 
 
@@ -224,6 +225,34 @@ class Watching(unittest.TestCase):
     def test_an_object_without_the_methods_is_refused(self):
         with self.assertRaisesRegex(TypeError, "has no `cache_full_blocks`"):
             watch_block_pool(object(), None)
+
+
+class Snapshots(unittest.TestCase):
+    def test_changes_are_applied_for_as_long_as_snapshots_take_also_if_each_post_is_answered_with_a_wish_for_one(self):
+        now, synced = 0.0, []
+
+        class Slow(poster.Poster):
+            def _post(self, path, body):
+                nonlocal now
+                now += 1.0 if path == "sync" else 0.001
+                if path == "sync":
+                    synced.append(len(self._mirror))
+                else:
+                    self._wants_sync = True
+                return True
+
+        def frames():
+            nonlocal now
+            for block in range(100):
+                now += 0.03
+                yield list(pipe.stored(Run((block,), None, (1, 2), 2)))
+            yield None
+
+        clock = types.SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns)
+        with unittest.mock.patch.object(poster, "time", clock):
+            taken = frames()
+            Slow(lambda: next(taken), "http://router", "pod", None, 1.0, None, 1000).run()
+        self.assertEqual(len(synced), 4, f"a snapshot takes as long as 33 changes; blocks at each: {synced}")
 
 
 class Mirroring(unittest.TestCase):

@@ -24,7 +24,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
-BLOCK_SIZE, LIMIT_NS = 32, 1_000_000
+BLOCK_SIZE, PROMPT_BLOCKS, LIMIT_NS, POST_BYTES = 32, 100, 1_000_000, 4 << 20
 
 
 def serve() -> None:
@@ -65,6 +65,11 @@ def serve() -> None:
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()
+
+
+def seen_by(url: str) -> dict:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
 
 
 class Meter:
@@ -155,13 +160,16 @@ def main() -> None:
         return TokensPrompt(prompt_token_ids=ids)
 
     start = time.monotonic()
-    while number * 500 < options.blocks:
-        engine.add_request(f"fill-{number}", prompt(500 * BLOCK_SIZE), SamplingParams(max_tokens=1, temperature=0))
-        if number % 16 == 0 or number * 500 >= options.blocks:
+    while number * PROMPT_BLOCKS < options.blocks:
+        engine.add_request(f"fill-{number}", prompt(PROMPT_BLOCKS * BLOCK_SIZE), SamplingParams(max_tokens=1, temperature=0))
+        if number % 16 == 0 or number * PROMPT_BLOCKS >= options.blocks:
             while engine.has_unfinished_requests():
                 engine.step()
     print(f"filled {options.blocks} blocks in {time.monotonic() - start:.0f} s")
-    time.sleep(5)
+    start = time.monotonic()
+    while seen_by(url).get("blocks", 0) < options.blocks * 0.9 and time.monotonic() - start < 120:
+        time.sleep(0.5)
+    print(f"the router knew them {time.monotonic() - start:.0f} s later")
     times: dict[str, list[float]] = {"without hooks": [], "with the sidecar": []}
     while min(map(len, times.values())) < options.steps:
         for kind, methods in (("without hooks", plain), ("with the sidecar", hooked)):
@@ -179,8 +187,8 @@ def main() -> None:
                 times[kind].append(time.perf_counter() - begin)
                 if kind == "with the sidecar":
                     meter.end_step()
-    with urllib.request.urlopen(url) as answer:
-        seen = json.load(answer)
+    seen = seen_by(url)
+    memory = pathlib.Path(f"/proc/{reporter._process.pid}/status").read_text()
     for kind, found in times.items():
         cuts = statistics.quantiles(found, n=1000)
         print(
@@ -188,12 +196,15 @@ def main() -> None:
             f"p99.9 {cuts[998] * 1e3:.3f} ms, longest {max(found) * 1e3:.3f} ms"
         )
     print(f"router: {seen}")
+    print(f"the sidecar's own process: {memory.partition('VmHWM:')[2].split()[0]} kB at most")
     print(f"hooks and pool {meter.longest_step / 1e6:.3f} ms in one step, lock held for {meter.longest_stretch / 1e6:.3f} ms")
     reporter.close()
     router.stdin.close()
     router.wait(10)
     if seen.get("blocks", 0) < options.blocks * 0.9 or seen["parts"] < 2:
         raise SystemExit(f"the router has seen no snapshot of {options.blocks} blocks in parts: {seen}")
+    if seen["largest"] > POST_BYTES:
+        raise SystemExit(f"a post had {seen['largest']} bytes, and may have {POST_BYTES}")
     if max(meter.longest_step, meter.longest_stretch) >= LIMIT_NS:
         raise SystemExit(f"a step was delayed by more than {LIMIT_NS / 1e6} ms")
 

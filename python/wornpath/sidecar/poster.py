@@ -38,6 +38,8 @@ class Poster:
         self._wants_sync, self._is_filling = True, False
         self._stored: list[Held] = []
         self._evicted: dict[str, list[int]] = {}
+        # A snapshot of a large cache takes seconds, in which changes wait: another one waits for as long as the last one took.
+        self._sync_from = 0.0
         # Backoff while the router is unreachable.
         self._failures, self._quiet_until = 0, 0.0
         self._has_refused = False
@@ -86,9 +88,12 @@ class Poster:
     def _step(self, due, now) -> None:
         if now < self._quiet_until or self._is_filling:
             return
-        if self._wants_sync or now >= due["sync"]:
+        if now >= self._sync_from and (self._wants_sync or now >= due["sync"]):
             self._send()
+            start = time.monotonic()
             self._sync()
+            end = time.monotonic()
+            self._sync_from = 2 * end - start
             due["sync"] = now + (self._sync_every or float("inf"))
             due["digest"] = now + self._digest_every
         elif now >= due["digest"]:
@@ -145,6 +150,7 @@ class Poster:
                 if reply.get("outdated", -1) >= self._epoch:
                     # The clock was set back since an earlier process: choose a later epoch than that one's.
                     self._epoch, self._sequence, self._wants_sync = reply["outdated"] + 1, 0, True
+                    self._sync_from = 0.0
                     return False
                 return True
         except urllib.error.HTTPError as error:
