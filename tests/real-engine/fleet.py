@@ -176,10 +176,13 @@ class SglangEngine(Engine):
             "--context-length", "2048", "--enable-cache-report", "--enable-metrics", "--page-size", str(page),
             "--kv-events-config", json.dumps(events),
         ]  # fmt: skip
-        if self.options.get("ranks", 1) > 1:
-            arguments += ["--dp-size", str(self.options["ranks"])]
+        ranks = self.options.get("ranks", 1)
+        if ranks > 1:
+            arguments += ["--dp-size", str(ranks)]
         environment = {
             **os.environ,
+            # On a CPU it wants to know the cores of each rank.
+            **({"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(ranks))} if ranks > 1 else {}),
             "PYTHONPATH": f"{DIR / 'sglang-stub'}:{DIR / 'sglang'}",
             "HF_HUB_OFFLINE": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
@@ -197,6 +200,27 @@ class SglangEngine(Engine):
         request = urllib.request.Request(f"{self.url}/flush_cache", b"", method="POST")
         urllib.request.urlopen(request, timeout=30).read()
         call(f"{self.url}/v1/completions", {"model": self.options["name"], "prompt": "once " * 40, "max_tokens": 1})
+
+
+class MlxEngine(Engine):
+    """A real server of mlx-lm on the CPU, from the folder that `install mlx` has filled. It has no cache events and no metrics."""
+
+    def start(self) -> None:
+        arguments = ["--model", str(self.options["model"]), "--host", "127.0.0.1", "--port", str(self.http)]
+        # It lists the models of a folder of Hugging Face's cache, which must exist.
+        (DIR / "hub").mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": str(DIR / "mlx"), "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(DIR / "hub")}
+        (DIR / "logs").mkdir(exist_ok=True)
+        log = open(DIR / "logs" / f"mlx{self.number}.log", "ab")
+        self.process = subprocess.Popen(
+            [DIR / "venv/bin/python", "-m", "mlx_lm.server", *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def clear_cache(self) -> None:
+        """Starts anew: there is no other way."""
+        self.stop()
+        self.start()
+        self.ready()
 
 
 class Router:

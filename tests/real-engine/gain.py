@@ -2,7 +2,7 @@
 
     python3 tests/real-engine/gain.py [--seeds 1,2,3,4] [--report FILE]
 
-Two vLLM engines on the CPU, with a model large enough that a prompt costs more than a step. The same conversations and questions
+Two engines on the CPU, vLLM's or mlx-lm's, with a model large enough that a prompt costs more than a step. The same conversations and questions
 about documents are sent through either router, by clients that wait for each answer. The two take turns, within one run and from
 seed to seed in the other order, because a shared machine is not equally fast at all times; before each turn the caches are reset.
 """
@@ -21,12 +21,12 @@ import sys
 import time
 import urllib.parse
 
-from fleet import DIR, RELEASE, ROOT, Engine, Router, call, provenance
+from fleet import DIR, RELEASE, ROOT, Engine, MlxEngine, Router, provenance
 from prompts import Prompts
 
 IN_TURN = """\
 listen: {{client: "127.0.0.1:0", admin: "127.0.0.1:0"}}
-models: [{{name: m, tokenizer: {model}}}]
+models: [{{name: "{name}", tokenizer: {model}}}]
 pods: [{pods}]
 profiles:
   in-turn: {{filter: [healthy, model], pick: round_robin}}
@@ -46,9 +46,9 @@ def workload(seed: int, conversations: int, documents: int) -> list:
     return found
 
 
-def first_token(url: str, messages: list[dict]) -> tuple[float, str, dict]:
+def first_token(url: str, model: str, messages: list[dict]) -> tuple[float, str, dict]:
     """Seconds to the first token, the answer, and its usage."""
-    body = {"model": "m", "messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
     start = time.monotonic()
@@ -72,7 +72,7 @@ def first_token(url: str, messages: list[dict]) -> tuple[float, str, dict]:
     return took or time.monotonic() - start, text, usage
 
 
-def run_once(url: str, sessions: list, clients: int) -> dict:
+def run_once(url: str, model: str, sessions: list, clients: int) -> dict:
     """Sends a workload; each client takes the next session when its last one has ended."""
     times, prompt, cached = [], 0, 0
 
@@ -80,7 +80,7 @@ def run_once(url: str, sessions: list, clients: int) -> dict:
         messages, found = [{"role": "system", "content": session[0]}], []
         for said in session[1]:
             messages.append({"role": "user", "content": said})
-            took, text, usage = first_token(url, messages)
+            took, text, usage = first_token(url, model, messages)
             messages.append({"role": "assistant", "content": text})
             found.append((took, usage))
         return found
@@ -116,11 +116,11 @@ def compare(asked: argparse.Namespace, engines: list[Engine], routers: dict[str,
         order = list(routers.items()) if at % 2 == 0 else list(reversed(routers.items()))
         for name, router in order:
             for engine in engines:
-                call(f"{engine.url}/reset_prefix_cache", {})
-                # Engines publish the reset with their next event. It also warms both up.
-                first_token(engine.url, [{"role": "user", "content": "once " * 40}])
+                engine.clear_cache()
+                first_token(engine.url, engine.options["name"], [{"role": "user", "content": "once " * 40}])
+            router.ready(len(engines))
             router.settle()
-            found = run_once(router.url, sessions, asked.clients)
+            found = run_once(router.url, engines[0].options["name"], sessions, asked.clients)
             results[name].append(found)
             say(line(f"seed {seed}, {name}", found))
     for name, found in results.items():
@@ -142,10 +142,13 @@ class SettledRouter(Router):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/dist/wornpath")
+    parser.add_argument("--engine", choices=["vllm", "mlx"], default="vllm")
     parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3, 4])
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--conversations", type=int, default=6)
     parser.add_argument("--documents", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=768, help="size of the model")
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=260, help="cache blocks of each engine, of 32 tokens")
     parser.add_argument("--report", type=pathlib.Path, help="append the results to this file")
     asked = parser.parse_args()
@@ -157,23 +160,27 @@ def main() -> None:
             with open(asked.report, "a") as file:
                 file.write(f"{text}\n")
 
-    folder = DIR / "model-gain"
+    folder = DIR / f"model-{asked.hidden}-{asked.layers}"
     if not (folder / "model.safetensors").exists():
-        arguments = [DIR / "venv/bin/python", ROOT / "tests/real-engine/model.py", folder, "--hidden", "512", "--layers", "6"]
+        arguments = [DIR / "venv/bin/python", ROOT / "tests/real-engine/model.py", folder, "--hidden", str(asked.hidden), "--layers", str(asked.layers)]
         subprocess.run(arguments, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True)
     seeds = ",".join(map(str, asked.seeds))
-    command = f"python3 tests/real-engine/gain.py --seeds {seeds} --clients {asked.clients}"
-    command += f" --conversations {asked.conversations} --documents {asked.documents} --blocks {asked.blocks}"
-    say(provenance(command, f"two of vLLM {RELEASE} on the CPU, a Llama of 6 layers and 15 million random weights"))
-    options = {"hash": "sha256_cbor", "int_hashes": True, "blocks": asked.blocks, "model": folder, "name": "m"}
-    engines, routers = [Engine(number, options) for number in (0, 1)], {}
+    command = f"python3 tests/real-engine/gain.py --engine {asked.engine} --seeds {seeds} --clients {asked.clients}"
+    command += f" --conversations {asked.conversations} --documents {asked.documents} --blocks {asked.blocks} --hidden {asked.hidden} --layers {asked.layers}"
+    engine = "mlx-lm 0.32.2" if asked.engine == "mlx" else f"vLLM {RELEASE}"
+    millions = (folder / "model.safetensors").stat().st_size // 2_000_000
+    say(provenance(command, f"two of {engine} on the CPU, a Llama of {millions} million random weights"))
+    name = str(folder) if asked.engine == "mlx" else "m"
+    options = {"hash": "sha256_cbor", "int_hashes": True, "blocks": asked.blocks, "model": folder, "name": name}
+    kind = MlxEngine if asked.engine == "mlx" else Engine
+    engines, routers = [kind(number, options) for number in (0, 1)], {}
     try:
         for engine in engines:
             engine.start()
         for engine in engines:
             engine.ready()
-        pods = ", ".join(f'{{url: "{engine.url}", name: e{engine.number}, model: m, engine: vllm}}' for engine in engines)
-        routers["round-robin"] = SettledRouter(asked.binary, IN_TURN.format(model=folder, pods=pods), "gain-in-turn")
+        pods = ", ".join(f'{{url: "{engine.url}", name: e{engine.number}, model: "{options["name"]}"}}' for engine in engines)
+        routers["round-robin"] = SettledRouter(asked.binary, IN_TURN.format(name=options["name"], model=folder, pods=pods), "gain-in-turn")
         arguments = ["serve", *(word for engine in engines for word in ("--pod", engine.url)), "--port", "0", "--admin", "127.0.0.1:0"]
         routers["default"] = SettledRouter.of_arguments(asked.binary, arguments, "gain-default")
         for router in routers.values():
