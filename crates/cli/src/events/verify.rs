@@ -29,6 +29,7 @@ use wornpath_gateway::fleet::discovery::block_size;
 use wornpath_gateway::fleet::engine_facts::ModelOrigin;
 use wornpath_gateway::fleet::tokenizer_check::ProbePrompt;
 use wornpath_gateway::fleet::tokenizer_finder::{FindTokenizer, FoundTokenizer, NotFound};
+use wornpath_gateway::observe::timestamp::Timestamp;
 use wornpath_index::{Depths, Index, IndexLimits, IndexReader, PodId};
 use wornpath_routing::Rng;
 
@@ -345,7 +346,7 @@ async fn explain_tokens(
         };
         match engine.client.post("/tokenize", &probe.body(model)).await {
             Err(error) => writeln!(out, "{name}: not compared: /tokenize: {error:#}")?,
-            Ok(answer) => match probe.compare(tokenizer.as_ref(), &answer) {
+            Ok(answer) => match probe.compare(tokenizer.as_ref(), &answer, Timestamp::now()) {
                 None => writeln!(out, "{name}: tokens of {source} are those of the engine")?,
                 Some(mismatch) => {
                     differing += 1;

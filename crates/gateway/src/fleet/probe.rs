@@ -10,6 +10,7 @@ use crate::fleet::registry::{PodRegistry, lock};
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::fleet::tokenizer_check::ProbePrompt;
 use crate::fleet::tokenizer_search::LOCAL_TIMEOUT;
+use crate::observe::timestamp::Timestamp;
 use crate::watchdog::heartbeat::named;
 use hyper::StatusCode;
 use serde_json::Value;
@@ -286,7 +287,8 @@ async fn compare_tokens(registry: &PodRegistry, url: &str) {
     for probe in ProbePrompt::ALL {
         let answer = post(&entry.endpoint, "/tokenize", &probe.body(&model.name)).await;
         let answer = answer.ok().and_then(|body| serde_json::from_slice(&body).ok());
-        mismatch = probe.compare(tokenizer.as_ref(), &answer.unwrap_or_default());
+        let answer = answer.unwrap_or_default();
+        mismatch = probe.compare(tokenizer.as_ref(), &answer, Timestamp::now());
         if mismatch.is_some() {
             break;
         }

@@ -8,6 +8,7 @@
 //! Limit: a template may depend on the date. At midnight the comparison may be wrong for a moment;
 //! it is repeated while tokens differ.
 
+use crate::observe::timestamp::Timestamp;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt;
@@ -72,12 +73,17 @@ impl ProbePrompt {
     }
 
     /// Compares the router's tokens with the engine's answer; nothing if it has none, or if the
-    /// router predicts nothing for such prompts.
+    /// router predicts nothing for such prompts. `now` is for templates that print the date.
     #[must_use]
-    pub fn compare(self, tokenizer: &dyn Tokenize, answer: &Value) -> Option<TokenMismatch> {
+    pub fn compare(
+        self,
+        tokenizer: &dyn Tokenize,
+        answer: &Value,
+        now: Timestamp,
+    ) -> Option<TokenMismatch> {
         let engine: Vec<u32> = serde_json::from_value(answer["tokens"].clone()).ok()?;
         let mut ours = Vec::new();
-        let request = Request { prompt: self.prompt(), ..Request::default() };
+        let request = Request { prompt: self.prompt(), wall: now.0 / 1000, ..Request::default() };
         tokenizer.tokenize(&request, &mut ours).ok()?;
         if ours == engine {
             return None;
@@ -159,7 +165,9 @@ impl TokenChecks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wornpath_routing::ByteTokenizer;
+    use wornpath_routing::{ByteTokenizer, TokenizeError};
+
+    const NOW: Timestamp = Timestamp(1_795_046_400_000);
 
     fn tokens_of(probe: ProbePrompt) -> Vec<u32> {
         let mut tokens = Vec::new();
@@ -173,7 +181,7 @@ mod tests {
         for probe in ProbePrompt::ALL {
             let tokens = tokens_of(probe);
             let compare =
-                |tokens: &[u32]| probe.compare(&ByteTokenizer, &json!({"tokens": tokens}));
+                |tokens: &[u32]| probe.compare(&ByteTokenizer, &json!({"tokens": tokens}), NOW);
             assert_eq!(compare(&tokens), None);
             let mut other = tokens.clone();
             other[7] += 1;
@@ -188,7 +196,24 @@ mod tests {
     #[test]
     fn an_engine_that_cannot_tokenize_differs_in_nothing() {
         for answer in [Value::Null, json!({"error": "x"}), json!({"tokens": ["a"]})] {
-            assert_eq!(ProbePrompt::Chat.compare(&ByteTokenizer, &answer), None, "{answer}");
+            assert_eq!(ProbePrompt::Chat.compare(&ByteTokenizer, &answer, NOW), None, "{answer}");
         }
+    }
+
+    /// Its prompts are the day since 1970, as with a template that prints the date.
+    struct Dated;
+
+    impl Tokenize for Dated {
+        fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+            tokens.push(u32::try_from(request.wall / 86_400).unwrap());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_template_that_prints_the_date_prints_that_of_today_on_both_sides() {
+        let compare = |day: u32| ProbePrompt::Chat.compare(&Dated, &json!({"tokens": [day]}), NOW);
+        assert_eq!(compare(20_776), None);
+        assert_eq!(compare(20_775).map(|found| found.ours), Some(Some(20_776)));
     }
 }
