@@ -353,7 +353,7 @@ enum ModelsError {
     Forbidden(StatusCode),
     #[error("/v1/models: status {0}")]
     Status(StatusCode),
-    #[error("/v1/models: no model listed, and none configured")]
+    #[error("/v1/models: no model listed, and none configured; name it as `model` of the pod")]
     Empty,
 }
 
