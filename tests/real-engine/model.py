@@ -36,7 +36,7 @@ def main(folder: pathlib.Path, source: pathlib.Path, hidden: int, layers: int) -
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
-        num_key_value_heads=1,
+        num_key_value_heads=-(-hidden // 512),  # the CPU kernels take 16 heads for each at most
         head_dim=32,
         max_position_embeddings=16384,
         bos_token_id=tokenizer.bos_token_id,
