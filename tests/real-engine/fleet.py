@@ -218,7 +218,7 @@ class MlxEngine(Engine):
 
     def clear_cache(self) -> None:
         """Starts anew: there is no other way."""
-        self.stop()
+        self.stop(9)  # it would wait for connections that routers keep open
         self.start()
         self.ready()
 
