@@ -4,8 +4,7 @@
 //! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from
 //! the first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash
 //! itself is in the entry, which is read only if the tags match. Tags lie together and are compared
-//! sixteen bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use,
-//! and grows by less than a factor of two.
+//! sixteen bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use.
 //!
 //! Invariant: a number is in its home bucket, or every bucket from its home up to its own is full.
 //! So a probe ends at the first bucket with a free slot, and the table needs neither tombstones nor
@@ -16,7 +15,10 @@
 //! one.
 //!
 //! Every probe visits each bucket at most once. There is always a free slot, because
-//! [`AliasTable::has_capacity`] bounds the load.
+//! [`AliasTable::fits`] bounds the load.
+//!
+//! A new table gets its buckets as they are used, from the first: those that it lacks are empty. So
+//! a large one costs nothing before numbers are moved to it ([`crate::aliases`]).
 
 use crate::prefetch::prefetch;
 use crate::steps::step;
@@ -73,26 +75,48 @@ struct AliasSlot {
 
 #[derive(Debug, Default)]
 pub(crate) struct AliasTable {
-    buckets: Box<[Bucket]>,
+    /// The first of its buckets; the others are empty.
+    buckets: Vec<Bucket>,
+    /// The number of buckets.
+    count: usize,
     len: usize,
 }
 
 impl AliasTable {
+    /// An empty table whose buckets are added as they are used.
+    pub(crate) fn with_buckets(count: usize) -> Self {
+        Self { buckets: Vec::with_capacity(count), count, len: 0 }
+    }
+
+    /// Adds all buckets that are missing.
+    pub(crate) fn complete(&mut self) {
+        self.buckets.resize(self.count, EMPTY);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number of buckets.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
     #[inline]
-    fn home(&self, hash: AliasHash) -> usize {
-        hash.home(self.buckets.len())
+    pub(crate) fn home(&self, hash: AliasHash) -> usize {
+        hash.home(self.count)
     }
 
     /// The bucket after this one.
     #[inline]
     fn after(&self, at: usize) -> usize {
-        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
+        if at + 1 == self.count { 0 } else { at + 1 }
     }
 
     /// The number of buckets from `home` to `at`.
     #[inline]
     fn distance(&self, home: usize, at: usize) -> usize {
-        if at >= home { at - home } else { at + self.buckets.len() - home }
+        if at >= home { at - home } else { at + self.count - home }
     }
 
     /// Prefetches the home bucket of a hash.
@@ -113,9 +137,9 @@ impl AliasTable {
     #[inline]
     fn locate(&self, hash: AliasHash, matches: impl Fn(u32) -> bool) -> Option<AliasSlot> {
         let mut at = self.home(hash);
-        for _ in 0..self.buckets.len() {
+        for _ in 0..self.count {
             step();
-            let bucket = &self.buckets[at];
+            let bucket = self.buckets.get(at)?;
             for half in 0..2 {
                 let mut tags = bucket.matching_tags(half, hash.tag());
                 while tags != 0 {
@@ -135,13 +159,13 @@ impl AliasTable {
     }
 
     /// Adds a number if no tag on its probe path matches, so that its hash is new for sure. The
-    /// caller checks [`Self::has_capacity`]. Returns `false` and adds nothing if the hash may be
+    /// caller checks [`Self::fits`]. Returns `false` and adds nothing if the hash may be
     /// known.
     #[inline]
     pub(crate) fn add_new(&mut self, hash: AliasHash, number: u32) -> bool {
         step();
         let home = self.home(hash);
-        let bucket = &mut self.buckets[home];
+        let bucket = self.bucket(home);
         if bucket.may_have(hash.tag()) {
             return false;
         }
@@ -160,7 +184,7 @@ impl AliasTable {
         let mut at = self.after(home);
         while at != home {
             step();
-            let bucket = &mut self.buckets[at];
+            let bucket = self.bucket(at);
             if bucket.may_have(hash.tag()) {
                 return false;
             }
@@ -171,33 +195,49 @@ impl AliasTable {
             }
             at = self.after(at);
         }
-        unreachable!("has_capacity keeps slots free")
+        unreachable!("the load keeps slots free")
     }
 
-    /// Adds a number whose hash is new. The caller checks [`Self::has_capacity`].
+    /// Adds a number whose hash is new. The caller checks [`Self::fits`].
     #[inline]
     pub(crate) fn put(&mut self, hash: AliasHash, number: u32) {
         step();
         let home = self.home(hash);
         self.len += 1;
-        if self.buckets[home].is_full() {
+        let bucket = self.bucket(home);
+        if bucket.is_full() {
             let at = self.first_with_free_slot(home);
             self.buckets[at].push_displaced(hash.tag(), number);
         } else {
-            self.buckets[home].push(hash.tag(), number);
+            bucket.push(hash.tag(), number);
         }
+    }
+
+    /// A bucket to write to, which is added if it is missing.
+    #[inline]
+    fn bucket(&mut self, at: usize) -> &mut Bucket {
+        if at >= self.buckets.len() {
+            self.add_buckets(at);
+        }
+        &mut self.buckets[at]
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_buckets(&mut self, last: usize) {
+        self.buckets.resize(last + 1, EMPTY);
     }
 
     /// The first bucket after a full home that has a free slot.
     #[cold]
     #[inline(never)]
-    fn first_with_free_slot(&self, home: usize) -> usize {
+    fn first_with_free_slot(&mut self, home: usize) -> usize {
         let mut at = self.after(home);
-        while at != home && self.buckets[at].is_full() {
+        while at != home && self.bucket(at).is_full() {
             step();
             at = self.after(at);
         }
-        debug_assert_ne!(at, home, "has_capacity keeps slots free");
+        debug_assert_ne!(at, home, "the load keeps slots free");
         at
     }
 
@@ -234,7 +274,7 @@ impl AliasTable {
         let mut at = self.after(full);
         while at != full {
             step();
-            let bucket = &self.buckets[at];
+            let bucket = self.buckets.get(at)?;
             let mut displaced = bucket.displaced;
             while displaced != 0 {
                 step();
@@ -253,20 +293,71 @@ impl AliasTable {
         None
     }
 
-    /// Whether the load allows `more` further hashes.
-    #[inline]
-    pub(crate) fn has_capacity(&self, more: usize) -> bool {
-        (self.len + more) * 16 <= self.buckets.len() * WAYS * LOAD
+    /// All numbers, in the order of their buckets.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        let used = |bucket: &'_ Bucket| 0..bucket.used();
+        self.buckets.iter().flat_map(move |it| used(it).map(|way| it.number(way)))
     }
 
-    /// A larger empty table, to move all numbers to.
-    pub(crate) fn larger(&self) -> Self {
-        let buckets = self.buckets.len() * 7 / 4 + 1;
-        Self { buckets: vec![EMPTY; buckets].into(), len: 0 }
+    /// Takes out all numbers whose home is this bucket.
+    pub(crate) fn take_home(
+        &mut self,
+        home: usize,
+        hash_of: &impl Fn(u32) -> AliasHash,
+        mut take: impl FnMut(AliasHash, u32),
+    ) {
+        let is_simple = self.buckets.get(home).is_none_or(|bucket| bucket.displaced == 0);
+        while let Some(number) = self.number_of(home, is_simple, hash_of) {
+            let hash = hash_of(number);
+            self.remove(hash, number, hash_of);
+            take(hash, number);
+        }
+        if is_simple && let Some(bucket) = self.buckets.get_mut(home) {
+            step();
+            (0..bucket.used()).map(|way| bucket.number(way)).for_each(|it| take(hash_of(it), it));
+            self.len -= bucket.used();
+            *bucket = EMPTY;
+        }
+    }
+
+    /// A number whose home is this bucket; only one that is displaced, if `displaced`.
+    fn number_of(
+        &self,
+        home: usize,
+        displaced: bool,
+        hash_of: &impl Fn(u32) -> AliasHash,
+    ) -> Option<u32> {
+        let mut at = home;
+        loop {
+            step();
+            let bucket = self.buckets.get(at)?;
+            let is_of_home = |way: &usize| match bucket.displaced >> way & 1 != 0 {
+                true => at != home && self.home(hash_of(bucket.number(*way))) == home,
+                false => at == home && !displaced,
+            };
+            if let Some(way) = (0..bucket.used()).rev().find(is_of_home) {
+                return Some(bucket.number(way));
+            }
+            at = self.after(at);
+            if !bucket.is_full() || at == home {
+                return None;
+            }
+        }
+    }
+
+    /// Whether the load allows this many hashes.
+    #[inline]
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        len * 16 <= self.count * WAYS * LOAD
+    }
+
+    /// How many buckets have half of the maximal load with `len` hashes.
+    pub(crate) fn ample_buckets(len: usize) -> usize {
+        len * 16 * 2 / (WAYS * LOAD) + 1
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.buckets)
+        self.buckets.capacity() * size_of::<Bucket>()
     }
 }
 
@@ -369,8 +460,8 @@ mod tests {
                 names.push(name);
                 let number = names.len() as u32 - 1;
                 numbers.insert(name, number);
-                if !aliases.has_capacity(1) {
-                    let mut larger = aliases.larger();
+                if !aliases.fits(aliases.len + 1) {
+                    let mut larger = AliasTable::with_buckets(aliases.count * 7 / 4 + 1);
                     for (name, number) in numbers.iter().filter(|(other, _)| **other != name) {
                         larger.put(AliasHash(*name), *number);
                     }
@@ -410,11 +501,15 @@ mod tests {
         let hash =
             |number: u32| AliasHash((u64::from(number) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         for buckets in [1, 2, 3, 7, 40] {
-            let empty = AliasTable { buckets: vec![EMPTY; buckets].into(), len: 0 };
-            let mut aliases = AliasTable { buckets: empty.buckets.clone(), len: 0 };
+            let complete = || {
+                let mut table = AliasTable::with_buckets(buckets);
+                table.complete();
+                table
+            };
+            let mut aliases = complete();
             let mut live = std::collections::VecDeque::new();
             for number in 0..2_000 * buckets as u32 {
-                if !aliases.has_capacity(1) {
+                if !aliases.fits(aliases.len + 1) {
                     // Not always the oldest, so that some stay for long.
                     let at = number as usize * 7 % live.len().div_ceil(3);
                     let gone = live.remove(at).expect("the index is below the length");
@@ -426,7 +521,7 @@ mod tests {
                 live.push_back(number);
             }
             aliases.check(hash);
-            let mut fresh = empty;
+            let mut fresh = complete();
             live.iter().for_each(|number| fresh.put(hash(*number), *number));
             let used =
                 |table: &AliasTable| table.buckets.iter().map(Bucket::used).collect::<Vec<_>>();

@@ -9,9 +9,9 @@
 
 use wornpath_blocks::BlockHash;
 
+use crate::entry::{EntryId, Flag};
 use crate::event::{EngineHash, Tier};
 use crate::ledger::{Ledger, LedgerLimits};
-use crate::slab::{EntryId, Flag};
 use crate::state::PodRemoved;
 
 /// A block of the engine.

@@ -14,8 +14,9 @@ use std::collections::HashSet;
 
 use wornpath_blocks::BlockHash;
 
+use crate::entry::{EntryId, Flag};
 use crate::pod::PodSlot;
-use crate::slab::{EntryId, Flag, Slab};
+use crate::slab::Slab;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// Holes of all pods that queries can check.

@@ -6,11 +6,11 @@
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
+use crate::entry::{EntryId, Flag};
 use crate::event::{Content, EngineHash, Location, Parent, StoredBlocks, Tier};
 use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::orphans::Orphan;
 use crate::removed::RemovedBlock;
-use crate::slab::{EntryId, Flag};
 
 /// The parent of the current block.
 #[derive(Clone, Copy)]

@@ -9,13 +9,14 @@
 use wornpath_blocks::BlockHash;
 
 use crate::block_map::BlockMap;
+use crate::entry::{EntryId, Flag, SlabEntry};
 use crate::event::{EngineHash, Tier};
 use crate::holes::PodHoles;
 use crate::orphans::Orphans;
 use crate::removed::{RemovedBlock, RemovedBlocks};
 use crate::replicas::{BlockLocation, Replicas};
 use crate::sequence::Sequence;
-use crate::slab::{AliasKey, EntryId, Flag, Slab, SlabEntry};
+use crate::slab::{AliasKey, Slab};
 use crate::speculative::SpeculativeBlocks;
 use crate::steps;
 
@@ -193,6 +194,9 @@ impl Ledger {
             self.orphans = Orphans::default();
         }
         for number in self.slab.numbers(0) {
+            if !self.slab.get(number).is_used() {
+                continue;
+            }
             for tier in self.slab.get_mut(number).take_unseen() {
                 self.remove_copy(number, tier, Counting::Snapshot, clear);
             }

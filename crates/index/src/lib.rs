@@ -38,10 +38,12 @@
 #![deny(unsafe_code)]
 
 mod alias_table;
+mod aliases;
 mod bits;
 mod block_map;
 mod depths;
 mod directory;
+mod entry;
 mod event;
 mod export;
 mod holes;
@@ -51,6 +53,7 @@ mod ledger;
 mod lookup;
 mod members;
 mod orphans;
+mod pages;
 mod pod;
 mod prefetch;
 mod prefixes;

@@ -13,10 +13,10 @@ use std::ops::Range;
 
 use wornpath_blocks::BlockHash;
 
+use crate::entry::{EntryId, Flag};
 use crate::index::Index;
 use crate::ledger::Ledger;
 use crate::pod::PodId;
-use crate::slab::{EntryId, Flag};
 
 /// Limits on what is read and returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use wornpath_blocks::BlockHash;
 
 use crate::block_map::BlockMap;
+use crate::entry::EntryId;
 use crate::event::{Location, Tier};
-use crate::slab::EntryId;
 
 /// The copies of one block on one tier.
 #[derive(Clone, Copy, Debug)]

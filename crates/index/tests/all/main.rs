@@ -5,6 +5,7 @@
 mod block_locations;
 mod blocks_asked;
 mod export;
+mod memory;
 mod model;
 mod names;
 mod prefixes;

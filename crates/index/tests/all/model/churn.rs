@@ -21,6 +21,8 @@ use super::world::Rng;
 
 /// The budget of steps to store or remove a block. In a new table it takes one or two.
 const STEPS_PER_BLOCK: u64 = 300;
+/// Steps to move the largest table that is moved at once.
+const SMALL_TABLE: u64 = 20_000;
 
 /// A prompt in the engine's cache; its last blocks are evicted first.
 struct Prompt {
@@ -62,9 +64,10 @@ impl Engine {
     }
 
     fn apply(&mut self, event: CacheEvent<'_>, blocks: usize) {
-        // While the cache fills, its tables grow, which takes a step for every block in them.
+        // While the cache fills, its tables grow: large ones in steps, small ones at once.
         let is_full = self.stored > self.size;
-        let budget = if is_full { STEPS_PER_BLOCK * blocks as u64 } else { u64::MAX };
+        let growth = if is_full { 0 } else { SMALL_TABLE };
+        let budget = STEPS_PER_BLOCK * blocks as u64 + growth;
         let Self { writer, pod, sequence, .. } = self;
         within_steps(budget, || {
             writer.apply(*pod, Some(*sequence), &[event]).expect("the pod is live")
