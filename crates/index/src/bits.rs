@@ -171,6 +171,7 @@ impl<'a> Bits<'a> {
 
     fn end_transition(&mut self) {
         let Transition { from, to, blocks, spare } = std::mem::take(&mut self.transition);
+        self.sets.count_shared(self.rows.directory.numbering, from, to, blocks);
         self.sets.release(&mut self.rows, from, blocks);
         self.sets.release(&mut self.rows, to, spare);
     }

@@ -28,6 +28,12 @@ impl Index {
         Self { state: Arc::new(IndexState::new(limits, seed)) }
     }
 
+    /// The limits it was made with.
+    #[must_use]
+    pub fn limits(&self) -> IndexLimits {
+        self.state.limits
+    }
+
     /// Adds a pod, or a new incarnation of one: it holds nothing yet.
     pub fn add_pod(&self) -> Result<PodId, NoSlot> {
         self.state.add_pod()
@@ -161,6 +167,8 @@ pub struct Stats {
     pub blocks: usize,
     /// Blocks over all pods, held or speculative: what [`crate::IndexLimits::blocks`] limits.
     pub entries: usize,
+    /// Distinct blocks that several pods hold: what [`crate::IndexLimits::shared_blocks`] limits.
+    pub shared_blocks: usize,
     /// Distinct sets of more than one pod.
     pub sets: usize,
     /// Bytes of the table.
@@ -181,6 +189,7 @@ impl Stats {
             suspects: PodSet::new(&suspects).len(),
             blocks: size.entries,
             entries: state.entries.load(Ordering::Relaxed) as usize,
+            shared_blocks: state.sets.shared_blocks(),
             sets: state.sets.len(),
             table_bytes: size.bytes,
             recycled: state.directory.recycled(),

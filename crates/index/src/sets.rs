@@ -28,6 +28,10 @@ const LIMBO: usize = 1;
 #[derive(Debug, Default)]
 pub(crate) struct Sets {
     register: Mutex<Register>,
+    /// Sets of more than one pod, as in the register.
+    count: AtomicU64,
+    /// Blocks that several pods hold: no fewer than there are sets of several pods.
+    shared_blocks: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +47,22 @@ struct Register {
 impl Sets {
     /// The number of sets of more than one pod.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.register).rows.len()
+        self.count.load(Ordering::Relaxed) as usize
+    }
+
+    /// The number of blocks that several pods hold.
+    pub(crate) fn shared_blocks(&self) -> usize {
+        self.shared_blocks.load(Ordering::Relaxed) as usize
+    }
+
+    /// Records that blocks went from one set to another.
+    pub(crate) fn count_shared(&self, numbering: Numbering, from: SetId, to: SetId, blocks: u32) {
+        let is_shared = |set| matches!(numbering.decode(set), NamedSet::Row(_));
+        if is_shared(to) && !is_shared(from) {
+            self.shared_blocks.fetch_add(blocks.into(), Ordering::Relaxed);
+        } else if is_shared(from) && !is_shared(to) {
+            self.shared_blocks.fetch_sub(blocks.into(), Ordering::Relaxed);
+        }
     }
 
     /// The set `set` plus `slot`. The caller owns one use of the result.
@@ -92,7 +111,7 @@ impl Sets {
         if register.free.is_empty() {
             let first = register.hashes.len();
             let last = numbering.row(first + ROWS - 1);
-            assert!(last.0 < SETS, "MOST_BLOCKS allows fewer sets than there are numbers");
+            assert!(last.0 < SETS, "MOST_SHARED allows fewer sets than there are numbers");
             register.hashes.resize(first + ROWS, 0);
             register.free.extend((first as u32..(first + ROWS) as u32).rev());
             rows.directory.add_page(Arc::new(SetPage::new(numbering.words)));
@@ -105,6 +124,7 @@ impl Sets {
         let Register { rows: by_hash, hashes, .. } = &mut *register;
         hashes[row as usize] = hash;
         by_hash.insert_unique(hash, row, |row| hashes[*row as usize]);
+        self.count.fetch_add(1, Ordering::Relaxed);
         numbering.row(row as usize)
     }
 
@@ -138,6 +158,7 @@ impl Sets {
             return; // another writer uses it again
         }
         entry.remove();
+        self.count.fetch_sub(1, Ordering::Relaxed);
         register.limbo.push(row as u32);
         if register.limbo.len() >= LIMBO.max(register.rows.len() / 4) {
             rows.directory.recycle();

@@ -21,9 +21,12 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 pub struct IndexLimits {
     /// Pods at a time.
     pub capacity: Capacity,
-    /// Blocks over all pods, each counted once per pod that holds it or is expected to hold it. At
-    /// most [`IndexLimits::MOST_BLOCKS`].
+    /// Blocks over all pods, each counted once per pod that holds it or is expected to hold it. Wide
+    /// sets of pods count as the blocks that would take as much memory.
     pub blocks: usize,
+    /// Distinct blocks that several pods hold; at this limit no block is stored at all. At most
+    /// [`IndexLimits::MOST_SHARED`].
+    pub shared_blocks: usize,
     /// Blocks of one pod.
     pub blocks_per_pod: usize,
     /// Blocks of one pod whose prefix is not known yet; beyond it, those that wait longest are
@@ -36,16 +39,28 @@ pub struct IndexLimits {
 }
 
 impl IndexLimits {
-    /// The most blocks one index can hold. A new set of several pods takes at least two blocks, and
-    /// set numbers have 24 bits; a quarter of them may be waiting to be recycled.
-    pub const MOST_BLOCKS: usize = 24 << 20;
+    /// The most blocks that several pods hold. Each can have a set of pods of its own, and set
+    /// numbers have 24 bits; a quarter of them may be waiting to be recycled, and each writer may
+    /// exceed the limit by one batch.
+    pub const MOST_SHARED: usize = 10 << 20;
+
+    /// Memory that a block of a pod takes: 40 to 50 bytes, and up to a quarter more while tables
+    /// grow.
+    pub(crate) const BYTES_PER_BLOCK: usize = 64;
+
+    /// These limits with as many blocks as fit into so much memory.
+    #[must_use]
+    pub fn within(self, bytes: usize) -> Self {
+        Self { blocks: bytes / Self::BYTES_PER_BLOCK, ..self }
+    }
 }
 
 impl Default for IndexLimits {
     fn default() -> Self {
         Self {
             capacity: Capacity::default(),
-            blocks: Self::MOST_BLOCKS,
+            blocks: 24 << 20,
+            shared_blocks: Self::MOST_SHARED,
             blocks_per_pod: 4 << 20,
             orphans_per_pod: 16 << 10,
             speculative_per_pod: 64 << 10,
@@ -126,7 +141,8 @@ const ALIVE: u64 = 1;
 
 impl IndexState {
     pub(crate) fn new(limits: IndexLimits, seed: u64) -> Self {
-        let limits = IndexLimits { blocks: limits.blocks.min(IndexLimits::MOST_BLOCKS), ..limits };
+        let shared_blocks = limits.shared_blocks.min(IndexLimits::MOST_SHARED);
+        let limits = IndexLimits { shared_blocks, ..limits };
         let words = limits.capacity.words();
         let slots = (0..limits.capacity.pods() as u16).map(PodSlot);
         let mask = || (0..words).map(|_| AtomicU64::new(0)).collect();

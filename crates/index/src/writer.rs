@@ -14,7 +14,7 @@ use crate::export::{ExportedBlock, RestoreError};
 use crate::ledger::{Counting, Ledger, LedgerLimits};
 use crate::pod::{PodId, PodSet, PodSlot, word_and_bit};
 use crate::sequence::{Applied, Order};
-use crate::state::{IndexState, PodRemoved};
+use crate::state::{IndexLimits, IndexState, PodRemoved};
 use crate::sync::{AtomicU64, Ordering};
 use wornpath_time::Moment;
 
@@ -514,10 +514,15 @@ impl PodChange<'_> {
         }
     }
 
-    /// How many more blocks the limit of the whole index allows.
+    /// How many more blocks the limits of the index allow; each may be the second copy of one.
     fn remaining(&self) -> usize {
-        let all = self.state.entries.load(Ordering::Relaxed) as usize;
-        self.state.limits.blocks.saturating_sub(all)
+        let limits = &self.state.limits;
+        // The first word of a set is part of what a block takes.
+        let words = self.state.sets.len() * (limits.capacity.words() - 1);
+        let wide_sets = words * size_of::<u64>() / IndexLimits::BYTES_PER_BLOCK;
+        let all = self.state.entries.load(Ordering::Relaxed) as usize + wide_sets;
+        let shared = limits.shared_blocks.saturating_sub(self.state.sets.shared_blocks());
+        limits.blocks.saturating_sub(all).min(shared)
     }
 
     /// Adds the growth of this pod since it weighed `before` to the count of all blocks.

@@ -36,6 +36,7 @@ pub fn index_ops(bytes: &[u8]) {
             orphans_per_pod: 6,
             speculative_per_pod: 20,
             early_per_pod: 3,
+            ..limits
         };
     }
     let index = Index::new(limits, 7);

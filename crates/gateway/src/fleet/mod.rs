@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod discovery;
 pub(crate) mod engine_calls;
 pub mod engine_facts;
+mod index_memory;
 pub mod learning;
 pub(crate) mod leaving;
 pub mod lifecycle;

@@ -3,6 +3,7 @@
 //! Readers take an immutable [`FleetSnapshot`]; a change builds another one under a lock and swaps
 //! it in. `lifecycle` adds, removes and reconfigures pods.
 
+use crate::fleet::index_memory::within_memory;
 use crate::fleet::peer_routers::PeerRouters;
 use crate::fleet::reachability::CheckRequests;
 use crate::fleet::routing_history::ApproximateHistory;
@@ -113,7 +114,7 @@ impl PodRegistry {
         // A smaller table would save next to nothing.
         let pods = settings.pods.len().max(settings.limits.pods).max(256);
         let capacity = Capacity::for_pods(pods).unwrap_or_default();
-        let mut limits = IndexLimits { capacity, ..IndexLimits::default() };
+        let mut limits = within_memory(IndexLimits { capacity, ..IndexLimits::default() });
         if !routes.wants_tokens() {
             limits.speculative_per_pod = SPECULATIVE_TEXT_BLOCKS;
         }

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 
 use hyper::header::{ACCEPT, HeaderMap};
 use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
-use wornpath_index::IndexLimits;
 use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Name, PodState, Profile};
 
 use crate::observe::metrics::family::Family;
@@ -255,7 +254,7 @@ fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
         (family::INDEX_PODS, stats.pods),
         (family::INDEX_BLOCKS, stats.blocks),
         (family::INDEX_ENTRIES, stats.entries),
-        (family::INDEX_ENTRIES_LIMIT, IndexLimits::MOST_BLOCKS),
+        (family::INDEX_ENTRIES_LIMIT, gateway.pods().index().limits().blocks),
         (family::INDEX_SETS, stats.sets),
         (family::INDEX_BYTES, stats.table_bytes),
         (family::INDEX_SUSPECTS, stats.suspects),
