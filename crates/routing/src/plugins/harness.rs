@@ -245,6 +245,12 @@ impl HarnessRun<'_> {
         (candidates[choice.at].position(), choice)
     }
 
+    /// Whether assembly refuses scorers beside a picker.
+    pub(crate) fn ignores_scores(&self) -> bool {
+        let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };
+        pick.ignores_scores().is_some()
+    }
+
     /// At most `most` fallbacks for `chosen`, from all pods with equal totals.
     pub(crate) fn fallbacks(&self, chosen: usize, most: usize) -> Vec<usize> {
         let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };

@@ -11,8 +11,11 @@ use super::harness::Harness;
 use crate::fleet::{BreakerState, EventTrust, Health, Reservation};
 use crate::models::{Models, Tokenize, TokenizeError, Untokenized};
 use crate::plan::Outcome;
+use crate::plugin::Registry;
 use crate::request::{Prompt, Request};
+use crate::rng::Rng;
 use crate::slot::{BlockHashes, Tokens};
+use crate::stage::Stage;
 use crate::testing::TestBench;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
@@ -249,4 +252,26 @@ fn a_first_tokens_length_beyond_the_prompt_hashes_the_whole_prompt() {
     request.fields.insert("prefix_len".to_owned(), u64::MAX.into());
     let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
     assert_eq!(bench.scores(prepare, "cache_affinity", request), [2.0 / 3.0]);
+}
+
+#[test]
+fn every_picker_that_ignores_scores_says_so_and_no_other_does() {
+    let registry = Registry::shipped();
+    let example = |name| registry.find(Stage::Prepare, name).unwrap().example;
+    let prepare = ["tokenize", "block_hash", "session_key", "hash_key", "plan_hint"].map(example);
+    let pickers = registry.plugins().iter().filter(|plugin| plugin.stage() == Stage::Pick);
+    for picker in pickers {
+        let mut harness = Harness::of(4).prompt(&PROMPT);
+        harness.request.fields.insert("user".to_owned(), "u".into());
+        // A picker of its own for every pick: some count.
+        let pick = |totals: [f64; 4], seed| {
+            let run = harness.run(&prepare, Stage::Pick, picker.example);
+            let totals: Vec<_> = totals.into_iter().enumerate().collect();
+            run.pick(&totals, &mut Rng::new(seed)).0
+        };
+        let reads = (0..64)
+            .any(|seed| pick([0.0, 0.1, 0.2, 0.9], seed) != pick([0.9, 0.2, 0.1, 0.0], seed));
+        let ignores = harness.run(&prepare, Stage::Pick, picker.example).ignores_scores();
+        assert_eq!(ignores, !reads, "`{}`", picker.name);
+    }
 }
