@@ -29,7 +29,7 @@ pub const BUILTIN_PROFILES: &[(&str, &str)] = &[
 const BY_TEXT: &str = "\
 description: As cache-aware, by the prompts' text, for models whose tokenizer is not at hand
 prepare: [text_blocks]
-filter: [healthy, model]
+filter: [healthy, model, steady]
 score:
   - predicted_ttft
 pick: max_score

@@ -425,15 +425,10 @@ impl<'a> DecisionRun<'a, '_, '_> {
                     planned.mutations.push(Mutation::Set { field, value });
                 }
                 if self.env.state.has_effects() {
-                    let nominal = EngineSpeed::nominal(pod).answer_times(
-                        pod,
-                        prompt_tokens,
-                        bound.uncached_tokens,
-                        self.env.now,
-                    );
+                    let published = EngineSpeed::published(pod);
                     let load = Reservation::new(pod.state(), prompt_tokens, bound.uncached_tokens)
                         .sent_at(self.env.now)
-                        .compared_with(nominal);
+                        .compared_with(published, self.env.now);
                     let loads = self.expected_loads(step, bound.candidate, &planned.cache);
                     planned.reservation = Some(match loads {
                         Some((expected, loaded)) => load.expected(expected, loaded),

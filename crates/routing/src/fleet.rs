@@ -10,6 +10,7 @@ mod learnt_rates;
 mod pod_state;
 mod reservation;
 mod router_load;
+mod slowness;
 
 use core::net::SocketAddr;
 use std::ops::Index;
@@ -21,9 +22,9 @@ pub(crate) use held_work::HeldWork;
 pub(crate) use learnt_loads::LoadedTokens;
 pub(crate) use learnt_rates::{MeasuredPrefill, PrefillWork};
 pub use pod_state::{BreakerState, EventTrust, Health, PodState};
-pub(crate) use reservation::AnswerTimes;
 pub use reservation::Reservation;
 pub use router_load::RouterLoad;
+pub(crate) use slowness::PublishedSpeed;
 
 use crate::name::{Name, Role};
 

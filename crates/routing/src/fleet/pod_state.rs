@@ -16,6 +16,7 @@ use wornpath_index::{Moment, Tier};
 use super::learnt_loads::{LearntLoads, LoadedTokens};
 use super::learnt_rates::{LearntRate, LearntRates, MeasuredPrefill, PrefillWork};
 use super::router_load::{OthersLoad, RouterLoad};
+use super::slowness::{ProvenSlowness, SlownessRange};
 
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,12 +82,6 @@ pub struct PodState {
     kv_usage: AtomicU32,
     /// As bits of an `f32`; zero for unknown.
     answer_tokens: AtomicU32,
-    /// The mean of the samples, as bits of an `f32`.
-    slowness_log2: AtomicU32,
-    /// When the last sample was taken, in wrapping milliseconds.
-    last_sample: AtomicU32,
-    /// Number of samples in `slowness_log2`, saturating.
-    samples: AtomicU8,
     /// The last progress of its prefills, in wrapping milliseconds; zero for never.
     progress: AtomicU32,
     /// Until when it rests, in wrapping milliseconds.
@@ -102,6 +97,7 @@ pub struct PodState {
     learnt: LearntRates,
     loads: LearntLoads,
     others: OthersLoad,
+    proven: ProvenSlowness,
 }
 
 /// Five lines for every pod, of which a decision reads what its plugins ask for, and never the last.
@@ -256,38 +252,32 @@ impl PodState {
         (mean > 0.0).then(|| f64::from(mean))
     }
 
-    /// How many times longer its recent answers took than its engine's published speed says, as the
-    /// mean of the logarithms to base two; and the number of samples, up to 255.
+    /// How many times longer its answers take than its engine's published speed says, as a logarithm
+    /// to base two; and the number of answers that prove it, up to 255.
     #[inline]
     #[must_use]
     pub fn slowness_log2(&self) -> Option<(f64, u32)> {
-        let known = u32::from(self.samples.load(Relaxed));
-        (known > 0).then(|| (f64::from(f32::from_bits(self.slowness_log2.load(Relaxed))), known))
+        self.proven.read()
     }
 
-    /// Time since the last sample; wraps after 49 days.
+    /// Whether it had no request for as long as an outlier gets none: `pause`, and up to 16 times
+    /// that while it stays slow.
     #[inline]
     #[must_use]
-    pub fn since_last_sample(&self, now: Moment) -> Duration {
-        let ago =
-            (now.since_zero().as_millis() as u32).wrapping_sub(self.last_sample.load(Relaxed));
-        Duration::from_millis(u64::from(ago))
+    pub fn has_paused(&self, pause: Duration, now: Moment) -> bool {
+        self.requests() == 0 && self.proven.has_paused(pause, now)
     }
 
-    /// An answer took so many milliseconds where `nominal` were to be expected. The newest counts an
-    /// eighth, or half if the one before is old: then it is a trial of a pod that was slow.
-    pub fn add_sample(&self, took: f64, nominal: f64, now: Moment) {
-        const OLD: Duration = Duration::from_secs(5);
-        // No engine answers at once, and no network: short answers tell little.
-        const LEAST: f64 = 20.0;
-        let ratio = took.max(1.0) / (nominal + LEAST);
-        let sample = ratio.log2();
-        let known = self.samples.load(Relaxed);
-        let newest = if self.since_last_sample(now) > OLD { 0.5 } else { 0.125 };
-        let mean = self.slowness_log2().map_or(sample, |(mean, _)| mean + newest * (sample - mean));
-        self.slowness_log2.store((mean as f32).to_bits(), Relaxed);
-        self.last_sample.store(now.since_zero().as_millis() as u32, Relaxed);
-        self.samples.store(known.saturating_add(1), Relaxed);
+    /// A request is sent at `now` whose answer will show its speed.
+    pub(super) fn sent_request(&self, now: Moment) {
+        self.proven.sent(now);
+    }
+
+    /// An answer of it shows its slowness, without other work.
+    #[cfg(test)]
+    pub(crate) fn add_sample(&self, took: f64, nominal: f64, now: Moment) {
+        let log2 = (took / nominal).log2();
+        self.proven.add(SlownessRange { least: log2, most: log2 }, now);
     }
 
     /// How many times longer than `model` says it takes for some work, by its measured requests.
@@ -499,10 +489,15 @@ impl PodState {
     }
 
     /// The same, for how far it is from the published speed.
-    pub(super) fn learn_slowness(&self, took: f64, nominal: f64, now: Moment) {
-        if self.waiting() <= MOST_WAITING {
-            self.add_sample(took, nominal, now);
-        }
+    pub(super) fn learn_slowness(&self, range: SlownessRange, now: Moment) {
+        self.proven.add(range, now);
+    }
+
+    /// Whether no request waits inside it for memory, if requests use this share of its KV cache as
+    /// far as the router knows.
+    pub(super) fn has_free_memory(&self, used: f64) -> bool {
+        const MOST_USED: f64 = 0.5;
+        self.waiting() == 0 && used.max(self.kv_usage()) <= MOST_USED
     }
 
     /// The same, for what a request took beyond the prediction without loads.

@@ -9,7 +9,8 @@ use wornpath_index::Moment;
 
 use super::learnt_loads::LoadedTokens;
 use super::learnt_rates::LearntRate;
-use super::pod_state::PodState;
+use super::pod_state::{EventTrust, PodState};
+use super::slowness::{KnownWork, PublishedSpeed};
 
 /// Load that one step of a plan puts on one pod. Dropping it gives the load back.
 #[derive(Debug)]
@@ -25,15 +26,18 @@ pub struct Reservation {
     seen: Option<LearntRate>,
     /// The predicted time to the first token but for loads, and the tokens to load.
     expected: Option<(Duration, LoadedTokens)>,
-    /// What its answer would take at the published speed.
-    nominal: Option<AnswerTimes>,
+    /// The speed that its answer is compared with.
+    compared: Option<Comparison>,
 }
 
-/// Milliseconds until an answer's first token, and for each token after it.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct AnswerTimes {
-    pub(crate) first_token: f64,
-    pub(crate) each: f64,
+/// How an answer shows the speed of its pod.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    published: PublishedSpeed,
+    /// Whether the pod had no other request, and what it has cached of the prompt is known.
+    is_alone: bool,
+    /// Tokens that were pending there for others.
+    ahead: u64,
 }
 
 impl Reservation {
@@ -54,7 +58,7 @@ impl Reservation {
             decoding: None,
             seen: None,
             expected: None,
-            nominal: None,
+            compared: None,
         }
     }
 
@@ -73,13 +77,23 @@ impl Reservation {
     #[must_use]
     pub(crate) fn expected(mut self, first_token: Duration, loaded: LoadedTokens) -> Self {
         self.expected = Some((first_token, loaded));
+        if loaded[1..].iter().any(|tokens| *tokens > 0) {
+            // How long loads take is no property of the engine.
+            self.compared = None;
+        }
         self
     }
 
-    /// Its answer is compared with these times, to notice a pod that is far slower than others.
+    /// It is sent at `now`, and its answer is compared with this speed, to notice a pod that is far
+    /// slower than others.
     #[must_use]
-    pub(crate) fn compared_with(mut self, nominal: AnswerTimes) -> Self {
-        self.nominal = Some(nominal);
+    pub(crate) fn compared_with(mut self, published: PublishedSpeed, now: Moment) -> Self {
+        let ahead = self.pod_state.prefill_tokens().saturating_sub(self.pending);
+        let is_cache_known = self.uncached_tokens == self.prompt_tokens
+            || self.pod_state.trust() == EventTrust::Exact;
+        let is_alone = self.pod_state.requests() == 1 && is_cache_known;
+        self.pod_state.sent_request(now);
+        self.compared = Some(Comparison { published, is_alone, ahead });
         self
     }
 
@@ -115,10 +129,8 @@ impl Reservation {
 
     /// An answer that was not streamed has ended at `now`, with so many tokens.
     pub fn answered_at(&mut self, tokens: u64, now: Moment) {
-        if let (Some(sent), Some(nominal)) = (self.seen.take(), self.nominal.take()) {
-            let took = now.since_zero().as_secs_f64() * 1e3 - sent.milliseconds;
-            let expected = nominal.first_token + nominal.each * tokens as f64;
-            self.pod_state.learn_slowness(took, expected, now);
+        if let Some(sent) = self.seen.take() {
+            self.learn_slowness(&sent, tokens, now);
         }
     }
 
@@ -130,15 +142,49 @@ impl Reservation {
         if is_first && let Some(sent) = self.seen {
             self.pod_state.learn_prefill(&sent, now);
             let took = now.since_zero().as_secs_f64() * 1e3 - sent.milliseconds;
-            if let Some(nominal) = self.nominal.take() {
-                self.pod_state.learn_slowness(took, nominal.first_token, now);
-            }
+            self.learn_slowness(&sent, 0, now);
             if let Some((expected, loaded)) = self.expected.take() {
                 let excess = took - expected.as_secs_f64() * 1e3;
                 self.pod_state.learn_loads(excess, self.uncached_tokens, &loaded);
             }
             self.seen = Some(self.pod_state.rates_now(now));
         }
+    }
+
+    /// Learns from the time that its prompt and so many generated tokens took how slow the pod is.
+    fn learn_slowness(&mut self, sent: &LearntRate, generated: u64, now: Moment) {
+        let Some(Comparison { published, is_alone, ahead }) = self.compared.take() else { return };
+        let uncached = self.uncached_tokens;
+        let seen = self.pod_state.rates_now(now);
+        let pending = self.pod_state.prefill_tokens();
+        let done = seen.tokens.wrapping_sub(sent.tokens).saturating_add(pending);
+        let others = done.saturating_sub(uncached);
+        let pairs_done = seen.pairs.wrapping_sub(sent.pairs) + self.pod_state.prefill_pairs();
+        let own_pairs = pairs(self.prompt_tokens, uncached);
+        let own = KnownWork {
+            tokens: uncached as f64,
+            pairs: own_pairs as f64,
+            decoding: 0.0,
+            contexts: 0.0,
+            generated: generated as f64,
+        };
+        let mut all = own;
+        if !is_alone || others > 0 {
+            // Others may have evicted what was cached of the prompt.
+            all.tokens = (self.prompt_tokens + others) as f64;
+            let of_others = pairs_done.saturating_sub(own_pairs);
+            all.pairs = (pairs(self.prompt_tokens, self.prompt_tokens) + of_others) as f64;
+            all.decoding = seen.decoding.max(sent.decoding);
+            all.contexts = seen.contexts.max(sent.contexts);
+        }
+        // What was ahead is either computed or pending now, unless it was cancelled meanwhile.
+        let is_bounded = done >= ahead + uncached && {
+            let used = seen.contexts + (pending + self.prompt_tokens) as f64;
+            self.pod_state.has_free_memory(used / published.kv_tokens)
+        };
+        let took = seen.milliseconds - sent.milliseconds;
+        let range = published.range(took, &own, is_bounded.then_some(&all));
+        self.pod_state.learn_slowness(range, now);
     }
 
     /// The answer ended at `now`, whole.

@@ -9,7 +9,7 @@
 use wornpath_index::{Moment, Tier};
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::fleet::{AnswerTimes, FleetPod, LoadedTokens, MeasuredPrefill, PrefillWork};
+use crate::fleet::{FleetPod, LoadedTokens, MeasuredPrefill, PrefillWork, PublishedSpeed};
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused};
 
@@ -108,30 +108,24 @@ static NOMINAL: [(&str, EngineSpeed); 3] = PUBLISHED;
 impl EngineSpeed {
     /// The published speed of a pod's engine profile, or the default one: the same for all equal
     /// pods, whatever was measured.
-    pub(crate) fn nominal(pod: &FleetPod) -> &'static Self {
+    fn nominal(pod: &FleetPod) -> &'static Self {
         let engine = pod.facts().engine.as_ref();
         let named = NOMINAL.iter().find(|(name, _)| engine.is_some_and(|engine| *engine == **name));
         &named.unwrap_or(&NOMINAL[0]).1
     }
 
-    /// What a request with `new` of its `prompt` tokens to compute takes at this speed behind what the
-    /// pod has pending.
-    pub(crate) fn answer_times(
-        &self,
-        pod: &FleetPod,
-        prompt: u64,
-        new: u64,
-        now: Moment,
-    ) -> AnswerTimes {
-        let [prompt, new] = [prompt as f64, new as f64];
-        let state = pod.state();
-        let step = self.base
-            + self.sequence * f64::from(state.decoding())
-            + self.context * state.decode_tokens() as f64;
-        let steps = 1.0 + (state.prefill_tokens() as f64 + new) / self.step_tokens;
-        let queued = self.backlog(pod, Slowdown::NONE, now);
-        let own = self.prefill(new, new * (2.0 * prompt - new).max(0.0));
-        AnswerTimes { first_token: queued + own + steps * step, each: step }
+    /// The published speed of a pod's engine profile, to compare its answers with.
+    pub(crate) fn published(pod: &FleetPod) -> PublishedSpeed {
+        let speed = Self::nominal(pod);
+        PublishedSpeed {
+            base: speed.base,
+            token: speed.token,
+            pair: speed.pair,
+            sequence: speed.sequence,
+            context: speed.context,
+            step_tokens: speed.step_tokens,
+            kv_tokens: pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64),
+        }
     }
 
     /// The figure of that name, for a profile to override.
@@ -228,10 +222,6 @@ pub(crate) struct Slowdown {
     pub(crate) prefill: f64,
     /// For the rest of a step's time.
     pub(crate) steps: f64,
-}
-
-impl Slowdown {
-    const NONE: Self = Self { prefill: 1.0, steps: 1.0 };
 }
 
 /// The speed of every engine profile, found by a pod's `engine`.

@@ -3,15 +3,15 @@
 //!
 //! A pod that is slow for a moment is busy, and load scores move requests away from it. A pod that
 //! stays slow whatever it is sent has a fault: a throttled GPU, a noisy neighbour. How slow it is
-//! follows from its answers: the time that each took over the time that its engine's published speed
-//! gives for the same prompt behind the same pending work. So a long prompt or a queue does not count
-//! as slowness, and an engine that is slower than its profile says, as all its kind are, is not
-//! slower than the median.
+//! follows from its [answers](crate::fleet): the time that each took over the time that its engine's
+//! published speed gives for all work that the pod may have done meanwhile. So neither a long prompt
+//! nor load counts as slowness, and an engine that is slower than its profile says, as all its kind
+//! are, is not slower than the median.
 //!
 //! Few answers prove a great slowness, a small one needs many: the logarithm counts as if some
 //! earlier answers had been as fast as the median's. A pod that is ejected gets one request at a time
-//! after each pause, and its answer shows whether it has recovered. At most half of a kind is
-//! ejected: if most pods are slow, slow is normal.
+//! after each pause, and its answer shows whether it has recovered; the pause doubles while it has
+//! not. At most half of a kind is ejected: if most pods are slow, slow is normal.
 //!
 //! Pods of different engines, models or memory are not compared. The limit: pods whose KV cache size
 //! is unknown and whose engine is not named are all of one kind.
@@ -32,13 +32,13 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         Parameter::with_default(
             "factor",
             Takes::Number(1.5, 1000.0),
-            "4",
+            "3",
             "How many times the median makes a pod an outlier.",
         ),
         Parameter::with_default(
             "answers",
             Takes::Whole(1, 255),
-            "2",
+            "1",
             "After how many responses a pod is ejected that is `factor` times `factor` as slow as the median. A slower one \
              is ejected sooner, a faster one later.",
         ),
@@ -46,7 +46,8 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "pause",
             Takes::Time,
             "10s",
-            "How long an ejected pod gets no request before one is sent to try it.",
+            "How long an ejected pod gets no request before one is sent to try it: twice as long each time that it is as slow as \
+             before, up to 16 times.",
         ),
     ],
     needs: &[],
@@ -115,8 +116,7 @@ impl Steady {
 
     /// Whether an outlier may get a request that shows if it has recovered.
     fn may_try(&self, decision: &Decision<'_>, candidate: Candidate) -> bool {
-        let state = decision.pod(candidate).state();
-        state.requests() == 0 && state.since_last_sample(decision.now()) >= self.pause
+        decision.pod(candidate).state().has_paused(self.pause, decision.now())
     }
 
     fn eject(
@@ -179,10 +179,10 @@ mod tests {
     use crate::stage::Stage;
     use wornpath_index::Moment;
 
-    const YAML: &str = "steady: {factor: 4, pause: 1s}";
+    const YAML: &str = "steady: {factor: 4, answers: 2, pause: 1s}";
 
     fn measure(pod_state: &PodState, times: f64, answers: usize, now: Moment) {
-        (0..answers).for_each(|_| pod_state.add_sample(times * 120.0, 100.0, now));
+        (0..answers).for_each(|_| pod_state.add_sample(times, 1.0, now));
     }
 
     /// A fleet whose pods just gave so many answers, so many times slower than the published speed.

@@ -25,6 +25,8 @@ pub struct ReplayFleet {
     pub disk_tokens: usize,
     /// Pods that are slower than the profile: pod number and factor.
     pub slow: Vec<(usize, f64)>,
+    /// A pod that is slow until then, and at its profile's speed afterwards.
+    pub recovers: Option<(usize, Duration)>,
     /// Whether the routers know the engine profile; else they assume their default.
     pub is_engine_known: bool,
     /// The slowdown that the routers know of, in the same form.
@@ -63,6 +65,7 @@ impl ReplayFleet {
             is_engine_known: true,
             known_slow: Vec::new(),
             drained: None,
+            recovers: None,
             routers: 1,
             exchange: None,
             events_delay: Duration::ZERO,

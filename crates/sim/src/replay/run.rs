@@ -44,6 +44,7 @@ enum DueEvent {
     Arrival(usize),
     Engine(usize),
     Drain(usize),
+    Recover(usize),
     Exchange,
     Observe,
     Routers,
@@ -260,6 +261,9 @@ fn run_replay<'a>(
     replay
         .due_events
         .extend(fleet.drained.map(|(pod, time)| Reverse((time, DueEvent::Drain(pod)))));
+    replay
+        .due_events
+        .extend(fleet.recovers.map(|(pod, time)| Reverse((time, DueEvent::Recover(pod)))));
     replay.run();
     let background =
         replay.background.map_or_else(BackgroundResult::default, |background| background.result);
@@ -300,6 +304,7 @@ impl<'a> ReplayState<'a> {
                 }
                 DueEvent::Engine(_) => continue,
                 DueEvent::Drain(pod) => self.drain(now, pod),
+                DueEvent::Recover(pod) => self.engines[pod].set_slowdown(1.0),
                 DueEvent::Exchange => self.exchange(now),
                 DueEvent::Observe => {
                     self.observe(now);

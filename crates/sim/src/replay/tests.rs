@@ -1,6 +1,7 @@
 //! The guarantees of a replay, on small generated traffic.
 
 mod handover;
+mod slow_pod;
 
 use super::*;
 use crate::EngineProfile;
