@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 const ASK: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 /// A gateway in front of all engines that continues streams.
 fn gateway(test: &str, engines: &Engines, more: &str) -> Gateway {
@@ -37,6 +39,61 @@ fn chat(text: &str) -> Value {
 
 fn completion(text: &str) -> Value {
     json!({"model": "m", "prompt": text, "stream": true, "max_tokens": 50})
+}
+
+fn message(text: &str) -> Value {
+    json!({
+        "model": "m", "system": "be brief", "messages": [{"role": "user", "content": text}],
+        "max_tokens": 50, "stream": true, "temperature": 0,
+    })
+}
+
+fn response(text: &str) -> Value {
+    json!({"model": "m", "instructions": "be brief", "input": text, "max_output_tokens": 50, "stream": true})
+}
+
+/// The named events of a stream without what differs between two requests of the same content.
+fn named(stream: &str) -> Vec<(String, Value)> {
+    let mut events = Vec::new();
+    for event in stream.split_terminator("\n\n") {
+        let (name, data) = event.split_once("\ndata: ").unwrap();
+        let mut data: Value = serde_json::from_str(data).unwrap();
+        for place in [
+            "/message/id",
+            "/response/id",
+            "/response/created_at",
+            "/item_id",
+            "/item/id",
+            "/response/output/0/id",
+        ] {
+            if let Some(value) = data.pointer_mut(place) {
+                *value = json!(null);
+            }
+        }
+        if let Some(cached) = data.pointer_mut("/response/usage/input_tokens_details") {
+            *cached = json!(null);
+        }
+        if let Some(usage) = data["usage"].as_object_mut() {
+            // Engines repeat it or do not.
+            usage.remove("input_tokens");
+        }
+        events.push((name.to_owned(), data));
+    }
+    events
+}
+
+/// The ids by which the events of a stream belong together.
+fn named_ids(stream: &str) -> Vec<Value> {
+    let mut ids = Vec::new();
+    for data in stream.lines().filter_map(|line| line.strip_prefix("data: ")) {
+        let data: Value = serde_json::from_str(data).unwrap();
+        for place in ["/response/id", "/item_id", "/item/id"] {
+            ids.extend(data.pointer(place).cloned());
+        }
+    }
+    ids.sort_by_key(Value::to_string);
+    ids.dedup();
+    ids
 }
 
 /// The events of a stream without what differs between two requests of the same content.
@@ -111,6 +168,53 @@ fn a_stream_whose_engine_dies_is_the_same_for_its_client() {
 }
 
 #[test]
+fn a_message_or_response_whose_engine_dies_is_the_same_for_its_client() {
+    for (path, body, piece) in
+        [(MESSAGES, message("hello"), "text_delta"), (RESPONSES, response("hello"), "text.delta")]
+    {
+        let engines = engines("2");
+        let gateway = gateway_to("vllm", "named", &engines, "");
+        let whole = gateway.post(path, &body);
+        assert_eq!(whole.status, 200, "{}", whole.text);
+        let mut stream = gateway.open(path, &body);
+        let begun = stream.read_past(piece);
+        let victim = busy(&engines);
+        engines.control("POST", &format!("/engines/{victim}/crash"), "");
+        let answer = stream.finish_after(&begun).unwrap();
+        assert_eq!(named(&answer), named(&whole.text));
+        let ids = if path == RESPONSES { 2 } else { 0 };
+        assert_eq!(named_ids(&answer).len(), ids, "{answer}");
+        assert_eq!(counted(&gateway, "continued", "lost"), 1);
+        eventually("nothing is kept", || gateway.metric("wornpath_continuation_bytes") as u64 == 0);
+    }
+}
+
+#[test]
+fn a_message_or_response_that_breaks_anywhere_goes_on() {
+    for (path, body) in [(MESSAGES, message("hello")), (RESPONSES, response("hello"))] {
+        let engines = Engines::start(&["--engines", "2", "--model", "m", "--answer-tokens", "60"]);
+        let more = format!("{ROUND_ROBIN}timeouts: {{between_bytes: 500ms}}\n");
+        let gateway = gateway("named_anywhere", &engines, &more);
+        let whole = gateway.post(path, &body);
+        let mut continued = 0;
+        for (fault, reason) in [
+            ("{\"cut_after_tokens\": 1}", "lost"),
+            ("{\"cut_after_tokens\": 20}", "lost"),
+            ("{\"cut_after_tokens\": 50}", "lost"),
+            ("{\"stall_after_tokens\": 9}", "stalled"),
+        ] {
+            engines.set_faults(0, fault);
+            let before = counted(&gateway, "continued", reason);
+            for answer in (0..2).map(|_| gateway.post(path, &body)) {
+                assert_eq!(named(&answer.text), named(&whole.text), "{fault}");
+            }
+            continued += counted(&gateway, "continued", reason) - before;
+        }
+        assert!(continued >= 4, "{path}: {continued}");
+    }
+}
+
+#[test]
 fn a_stream_whose_engine_stalls_or_cuts_it_goes_on() {
     for (fault, reason) in
         [("{\"stall_after_tokens\": 9}", "stalled"), ("{\"cut_after_tokens\": 9}", "lost")]
@@ -147,27 +251,41 @@ fn what_cannot_be_continued_ends_with_an_error_that_says_why() {
     let mut formatted = chat("hello");
     formatted["response_format"] = json!({"type": "json_object"});
     broken(CHAT, formatted, "grammar", "grammar");
-    let message = json!({
-        "model": "m", "max_tokens": 20, "stream": true,
-        "messages": [{"role": "user", "content": "hi"}],
-    });
-    broken("/v1/messages", message, "api", "this API");
+    let mut thinking = message("hello");
+    thinking["thinking"] = json!({"type": "enabled", "budget_tokens": 1024});
+    broken(MESSAGES, thinking, "reasoning", "reasoning");
+    let mut tools = message("hello");
+    tools["tools"] = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+    broken(MESSAGES, tools, "tools", "tools");
+    let mut stored = response("hello");
+    stored["previous_response_id"] = json!("resp_1");
+    broken(RESPONSES, stored, "prompt", "prompt");
     // Both engines cut it, and then no other is left.
     broken(ASK, completion("a"), "no_pod", "no other pod");
 }
 
 #[test]
 fn a_draining_pod_gives_its_streams_away() {
-    let engines = engines("2");
-    let gateway = gateway("drain", &engines, "drain: {move_after: 0s}\n");
-    let whole = gateway.post(CHAT, &chat("hello"));
-    let mut stream = gateway.open(CHAT, &chat("hello"));
-    let begun = stream.read_past("\"finish_reason\":null");
-    let pod = &engines.engines[busy(&engines)].http;
-    assert_eq!(gateway.ask("POST", &format!("/pods/{pod}/drain"), "").status, 200);
-    let answer = stream.finish_after(&begun).unwrap();
-    assert_eq!(content(&answer), content(&whole.text));
-    assert_eq!(counted(&gateway, "continued", "drained"), 1);
+    for (path, body, piece) in [
+        (CHAT, chat("hello"), "\"finish_reason\":null"),
+        (MESSAGES, message("hello"), "text_delta"),
+        (RESPONSES, response("hello"), "text.delta"),
+    ] {
+        let engines = engines("2");
+        let gateway = gateway("drain", &engines, "drain: {move_after: 0s}\n");
+        let whole = gateway.post(path, &body);
+        let mut stream = gateway.open(path, &body);
+        let begun = stream.read_past(piece);
+        let pod = &engines.engines[busy(&engines)].http;
+        assert_eq!(gateway.ask("POST", &format!("/pods/{pod}/drain"), "").status, 200);
+        let answer = stream.finish_after(&begun).unwrap();
+        if path == CHAT {
+            assert_eq!(content(&answer), content(&whole.text));
+        } else {
+            assert_eq!(named(&answer), named(&whole.text));
+        }
+        assert_eq!(counted(&gateway, "continued", "drained"), 1);
+    }
 }
 
 #[test]

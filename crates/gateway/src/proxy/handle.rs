@@ -79,7 +79,10 @@ async fn run_stages(
     let hints = RouteHints::default();
     let mut routed = route(worker, ingress, &arrival, hints, summary).await?;
     let keeping = continuation::keeping(worker, &routed, summary, &arrival);
-    let asks_ids = matches!(keeping, Some(Ok(_))) && continuation::ask_for_ids(worker, &mut routed);
+    let asks_ids = match &keeping {
+        Some(Ok(facts)) => continuation::ask_for_ids(worker, facts, &mut routed),
+        _ => false,
+    };
     let PlanRun { response, permit, sent } = run_plan(worker, routed, summary).await?;
     let kept = keeping.map(|facts| facts.and_then(|facts| facts.keep(worker, sent, asks_ids)));
     Ok(Answered { response, permit, kept, asks_ids })

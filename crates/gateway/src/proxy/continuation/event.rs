@@ -9,13 +9,17 @@ use serde::de::IgnoredAny;
 use std::ops::Range;
 use wornpath_execution::{JsonScan, NotAnObject};
 
-/// The two forms of streams that can be continued.
+/// The forms of streams that can be continued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamForm {
     /// OpenAI's chat completions.
     Chat,
     /// OpenAI's completions.
     Completion,
+    /// Anthropic's messages.
+    Messages,
+    /// OpenAI's responses.
+    Responses,
 }
 
 /// The members that name a stream: they stay the same when it is continued.
@@ -47,6 +51,15 @@ pub(super) enum EngineFailure {
     Aborted,
 }
 
+/// Why a stream stops being one that is only relayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// The engine failed.
+    Failed(EngineFailure),
+    /// It cannot be continued.
+    NotContinued(NotContinued),
+}
+
 /// A chunk, by positions in the event.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
@@ -69,6 +82,8 @@ pub(super) struct Choice {
     pub(super) is_last: bool,
     /// Why the answer ended: the members that say so, and their values.
     pub(super) ending: [Option<Range<usize>>; ENDING.len()],
+    /// What ended it, as SGLang says it.
+    pub(super) matched_stop: Option<Range<usize>>,
 }
 
 impl Choice {
@@ -99,8 +114,20 @@ pub(super) fn read(event: &[u8], form: StreamForm) -> Result<Event, NotContinued
     chunk(event, data, form).unwrap_or(Err(NotContinued::Field))
 }
 
-/// The position of an event's only `data`; none if it is a comment.
+/// The position of the only `data` of an event of a chat; none if it is a comment.
 fn payload(event: &[u8]) -> Result<Option<Range<usize>>, NotContinued> {
+    data(event, |line| matches!(line, b"event: error" | b"event: error\r"))
+}
+
+/// The position of the only `data` of an event that may have a name; none if it is a comment.
+pub(super) fn data_of(event: &[u8]) -> Result<Option<Range<usize>>, NotContinued> {
+    data(event, |line| line.starts_with(b"event:"))
+}
+
+fn data(
+    event: &[u8],
+    is_name: impl Fn(&[u8]) -> bool,
+) -> Result<Option<Range<usize>>, NotContinued> {
     let mut found = None;
     let mut at = 0;
     for line in event.split(|byte| *byte == b'\n') {
@@ -112,7 +139,7 @@ fn payload(event: &[u8]) -> Result<Option<Range<usize>>, NotContinued> {
             if found.replace(data).is_some() {
                 return Err(NotContinued::Field);
             }
-        } else if !matches!(line, b"" | b"\r" | [b':', ..] | b"event: error" | b"event: error\r") {
+        } else if !matches!(line, b"" | b"\r" | [b':', ..]) && !is_name(line) {
             return Err(NotContinued::Field);
         }
     }
@@ -192,6 +219,9 @@ fn choice(event: &[u8], at: Range<usize>, form: StreamForm) -> Read<Option<Choic
         if let Some(at) = ENDING.iter().position(|field| name.is(field)) {
             choice.ending[at] = Some(range.clone());
         }
+        if name.is("matched_stop") {
+            choice.matched_stop = Some(range.clone());
+        }
         if name.is("text") && form == StreamForm::Completion && value[0] == b'"' {
             choice.text = Some(range);
         } else if name.is("finish_reason") && value != b"null" {
@@ -243,7 +273,7 @@ fn delta<'a>(
 }
 
 /// Whether a value says nothing.
-fn is_nothing(value: &[u8]) -> bool {
+pub(super) fn is_nothing(value: &[u8]) -> bool {
     matches!(value, b"null" | b"[]" | b"{}" | b"\"\"" | b"false")
 }
 

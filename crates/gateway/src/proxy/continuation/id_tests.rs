@@ -1,11 +1,11 @@
 //! Streams of engines that give token ids, broken at every byte, on engines that are functions of
 //! the ids of their whole prompt: other tokens of the same text would be answered otherwise.
 
-use super::event::StreamForm;
+use super::event::{Stop, StreamForm};
 use super::reason::NotContinued;
 use super::request::continued;
 use super::seam::Seam;
-use super::sent::{Progress, SentText, Stop};
+use super::sent::{Progress, SentText};
 use super::tests::unnamed;
 use super::token_ids::{TokenIdFilter, asked};
 use bytes::Bytes;
@@ -63,7 +63,7 @@ impl IdEngine {
                 StreamForm::Chat if is_last => {
                     json!({"index": 0, "delta": {"content": text}, "logprobs": null, "finish_reason": reason, "stop_reason": null, "token_ids": list(ids)})
                 }
-                StreamForm::Chat => {
+                StreamForm::Chat | StreamForm::Messages | StreamForm::Responses => {
                     json!({"index": 0, "delta": {"content": text}, "logprobs": null, "finish_reason": reason, "token_ids": list(ids)})
                 }
                 StreamForm::Completion => {
@@ -83,8 +83,8 @@ impl IdEngine {
 
     fn event(&self, form: StreamForm, choices: &Value, more: &[(&str, Value)], out: &mut String) {
         let object = match form {
-            StreamForm::Chat => "chat.completion.chunk",
             StreamForm::Completion => "text_completion",
+            _ => "chat.completion.chunk",
         };
         let number = self.number;
         let mut event = json!({"id": format!("cmpl-{number}"), "object": object, "created": number, "model": format!("m{number}"), "choices": choices});

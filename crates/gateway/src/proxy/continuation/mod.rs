@@ -8,12 +8,13 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `rules` | which requests a continuation keeps right |
-//! | `sent` | what the client has got |
+//! | `rules`, `stop_strings` | which requests a continuation keeps right |
+//! | `sent`, `written_text` | what the client has got |
 //! | `token_ids` | the ids of its tokens, which the client does not get |
-//! | `request` | the request to the next engine |
+//! | `request`, `as_chat`, `continued_body` | the request to the next engine |
 //! | `run` | its decision and its call |
 //! | `chat_event` | a chat's events from those of a completion |
+//! | `named_stream`, `named_writer` | the events of messages and responses, and those from a chat's |
 //! | `seam` | the rest of the stream, from the next engine's events |
 //! | `stream` | one stream over all its pods |
 //! | `reason` | why a stream is continued, or is not |
@@ -26,21 +27,29 @@
 //! tokenized again, and may be cut into other tokens than those that were generated; an event
 //! counts as one token, as engines send them by default.
 
+mod as_chat;
 mod chat_event;
+mod continued_body;
 mod event;
 mod framing;
 #[cfg(test)]
 mod id_tests;
+mod named_stream;
+#[cfg(test)]
+mod named_tests;
+mod named_writer;
 pub(crate) mod reason;
 mod request;
 mod rules;
 mod run;
 mod seam;
 mod sent;
+mod stop_strings;
 pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 pub(crate) mod token_ids;
+mod written_text;
 
 use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
@@ -49,18 +58,19 @@ use crate::proxy::route::Routed;
 use crate::proxy::run_plan::SentRequest;
 use crate::proxy::worker::Worker;
 use bytes::Bytes;
-use event::StreamForm;
+use event::{Stop, StreamForm};
 use reason::NotContinued;
 use request::continued;
 use seam::Seam;
-use sent::{SentText, Stop};
+use sent::SentText;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
+use wornpath_blocks::EngineRules;
 use wornpath_config::ContinuationMode;
 use wornpath_index::Moment;
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Name, PlanStep};
+use wornpath_routing::{Name, PlanStep, PromptReading};
 
 /// What is kept of a request beside its call.
 #[derive(Clone, Debug)]
@@ -106,7 +116,10 @@ pub(crate) fn keeping(
     }
     let is_list = request.has_prompt_list;
     let checked = rules::form(summary.api).and_then(|form| {
-        rules::check(&request.fields, &request.prompt)?;
+        rules::check(form, &request.fields, &request.prompt)?;
+        if !is_read_alike(form, &request.reading) {
+            return Err(NotContinued::Api);
+        }
         if is_list { Err(NotContinued::Prompt) } else { Ok(form) }
     });
     Some(checked.map(|form| RequestFacts {
@@ -122,15 +135,28 @@ pub(crate) fn keeping(
     }))
 }
 
+/// Whether engines are known to make the chat of a request that its continuation is.
+fn is_read_alike(form: StreamForm, reading: &PromptReading) -> bool {
+    match form {
+        StreamForm::Chat | StreamForm::Completion => true,
+        StreamForm::Messages | StreamForm::Responses => {
+            let is_vllm = reading.engine == Some(EngineRules::Vllm);
+            !reading.is_unknown && !reading.continues && (reading.is_plain || is_vllm)
+        }
+    }
+}
+
 /// The ids of a prompt take about twice the bytes of its text, which the body has as well.
 const BYTES_WITH_IDS: usize = 3;
 
 /// Asks for the token ids of a stream that can be continued, if every pod that might serve it gives
 /// them, and if there is room to keep them.
-pub(crate) fn ask_for_ids(worker: &Worker, routed: &mut Routed) -> bool {
+pub(crate) fn ask_for_ids(worker: &Worker, facts: &RequestFacts, routed: &mut Routed) -> bool {
     let gateway = &worker.gateway;
     let Some(context) = &routed.decided.context else { return false };
-    if context.request().fields.contains_key(token_ids::FIELD)
+    let gives_ids = ["chat", "completions"].contains(&facts.api.name());
+    if !gives_ids
+        || context.request().fields.contains_key(token_ids::FIELD)
         || routed.decided.plan.steps.len() > 1
         || routed.call.body.len() * BYTES_WITH_IDS > gateway.settings().continuation.kept
         || !gateway.snapshot().gives_token_ids()
@@ -207,6 +233,8 @@ pub(crate) fn passed<'a>(
     let body = match form {
         StreamForm::Chat => r#"{"messages":[{"role":"user","content":"a"}],"stop":"ab"}"#,
         StreamForm::Completion => r#"{"prompt":"a","max_tokens":9,"min_tokens":2}"#,
+        StreamForm::Messages => r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":9}"#,
+        StreamForm::Responses => r#"{"input":"a","stop":"ab"}"#,
     };
     let mut sent = SentText::new(form);
     let mut out = Vec::new();

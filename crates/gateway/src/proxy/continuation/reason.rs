@@ -66,7 +66,7 @@ macro_rules! reasons {
 
 reasons! {
     Off "off" "`continuation.mode` is `off`";
-    Api "api" "engines cannot continue an answer of this API";
+    Api "api" "it is not known how the engines read this request of this API";
     Choices "choices" "the request asks for several choices";
     Seed "seed" "the request has a `seed`, which another engine cannot resume";
     Grammar "grammar" "the answer has a grammar or a format, whose state is lost";

@@ -1,32 +1,19 @@
 //! The request that continues a stream: the client's body with what was sent of the answer.
 
 use super::chat_event::ChatEvent;
+use super::continued_body::{ContinuedBody, Lacks};
 use super::event::StreamForm;
 use super::reason::NotContinued;
-use super::rules::{self, stop_strings};
-use super::sent::{Progress, Resent, SentText};
-use super::token_ids;
+use super::rules;
+use super::sent::{Progress, SentText};
+use super::stop_strings::StopStrings;
+use super::{as_chat, token_ids};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use wornpath_execution::{Edit, field, splice};
 
-/// A request that continues a stream.
-#[derive(Debug)]
-pub(super) struct ContinuedBody {
-    pub(super) body: Bytes,
-    pub(super) resent: Resent,
-    pub(super) lacks: Lacks,
-}
-
-/// What a client lacks of a stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lacks {
-    Text,
-    /// The end of an answer that has all tokens that it may have.
-    End,
-    /// The token counts of an answer that is complete.
-    Counts,
-}
+/// Where engines complete token ids.
+const COMPLETIONS: &str = "/v1/completions";
 
 /// Fields that only chats have, or that say nothing to an engine.
 const OF_CHATS: &[&str] = &[
@@ -53,13 +40,16 @@ const COMPLETION_TOKENS: u64 = 16;
 /// # Errors
 /// Why that cannot be written.
 pub(super) fn continued(body: &Bytes, sent: &SentText) -> Result<ContinuedBody, NotContinued> {
+    if sent.named().is_some() {
+        return as_chat::continued(body, sent);
+    }
     let fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|_| NotContinued::Field)?;
     let messages = fields.get("messages").and_then(Value::as_array);
     if !messages.is_none_or(|messages| messages.iter().all(has_text_only)) {
         return Err(NotContinued::Media);
     }
-    let stops = stop_strings(&fields);
+    let stops = StopStrings::of(&fields);
     let resent = match sent.resent_ids(&stops) {
         Some(resent) if sent.form() == StreamForm::Completion => resent,
         Some(resent) if ChatEvent::of(sent).is_some() => resent,
@@ -102,12 +92,13 @@ pub(super) fn continued(body: &Bytes, sent: &SentText) -> Result<ContinuedBody, 
         edits.push(written_edit("prompt", ids.prompt.clone())?);
     } else if !resent.text.is_empty() {
         match sent.form() {
-            StreamForm::Chat => edits.extend(in_message(body, &fields, &resent.text)?),
             StreamForm::Completion => edits.push(in_prompt(body, &resent.text)?),
+            _ => edits.extend(in_message(body, &fields, &resent.text)?),
         }
     }
     let body = splice(body, &edits).map_err(|_| NotContinued::Field)?;
-    Ok(ContinuedBody { body, resent, lacks })
+    let path = resent.ids.is_some().then_some(COMPLETIONS);
+    Ok(ContinuedBody { body, resent, lacks, has_all_tokens: has_all, path })
 }
 
 /// Neither a text nor token ids can stand for a part of another type.
@@ -183,8 +174,8 @@ mod tests {
         let mut sent = SentText::new(form);
         for text in texts {
             let choice = match form {
-                StreamForm::Chat => json!({"delta": {"content": text}}),
                 StreamForm::Completion => json!({"text": text}),
+                _ => json!({"delta": {"content": text}}),
             };
             let event = format!("data: {}\n\n", json!({"id": "a", "choices": [choice]}));
             assert!(sent.pass(event.into(), &mut VecDeque::new()).stop.is_none());

@@ -4,7 +4,6 @@
 
 use super::event::StreamForm;
 use super::reason::NotContinued;
-use super::sent::StopStrings;
 use super::token_ids;
 use crate::dialect::Api;
 use serde_json::{Map, Value};
@@ -41,6 +40,50 @@ const KEPT: &[&str] = &[
     "parallel_tool_calls",
 ];
 
+/// Fields of messages, and what they are called in a chat.
+const OF_MESSAGES: &[(&str, &str)] = &[
+    ("model", "model"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("stop_sequences", "stop"),
+    ("cache_salt", "cache_salt"),
+    ("priority", "priority"),
+    ("session_id", "session_id"),
+    ("chat_template_kwargs", "chat_template_kwargs"),
+];
+
+/// Fields of responses, and what they are called in a chat.
+const OF_RESPONSES: &[(&str, &str)] = &[
+    ("model", "model"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("repetition_penalty", "repetition_penalty"),
+    ("logit_bias", "logit_bias"),
+    ("stop", "stop"),
+    ("include_stop_str_in_output", "include_stop_str_in_output"),
+    ("ignore_eos", "ignore_eos"),
+    ("user", "user"),
+    ("cache_salt", "cache_salt"),
+    ("priority", "priority"),
+    ("session_id", "session_id"),
+    ("chat_template_kwargs", "chat_template_kwargs"),
+];
+
+/// Fields of those APIs that say nothing to an engine, or that [`super::as_chat`] writes.
+const NOT_RENAMED: &[&str] = &[
+    "stream",
+    "max_tokens",
+    "max_output_tokens",
+    "metadata",
+    "service_tier",
+    "store",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+];
+
 /// Fields that must have a value that changes nothing.
 const NEUTRAL: &[(&str, Neutral, NotContinued)] = &[
     ("n", Neutral::One, NotContinued::Choices),
@@ -61,6 +104,16 @@ const NEUTRAL: &[(&str, Neutral, NotContinued)] = &[
     ("continue_final_message", Neutral::Unset, NotContinued::Prefilled),
     ("add_generation_prompt", Neutral::True, NotContinued::Prefilled),
     (token_ids::FIELD, Neutral::Unset, NotContinued::Field),
+    ("thinking", Neutral::Unset, NotContinued::Reasoning),
+    ("output_config", Neutral::Unset, NotContinued::Grammar),
+    ("text", Neutral::TextFormat, NotContinued::Grammar),
+    ("truncation", Neutral::Disabled, NotContinued::Field),
+    ("include", Neutral::Empty, NotContinued::Field),
+    ("background", Neutral::Unset, NotContinued::Field),
+    ("previous_response_id", Neutral::Unset, NotContinued::Prompt),
+    ("previous_input_messages", Neutral::Unset, NotContinued::Prompt),
+    ("conversation", Neutral::Unset, NotContinued::Prompt),
+    ("mcp_servers", Neutral::Empty, NotContinued::Tools),
 ];
 
 /// A value that changes nothing.
@@ -75,6 +128,12 @@ enum Neutral {
     Text,
     /// No tool can be called, as there are none.
     NoTool,
+    /// `{"format": {"type": "text"}}`
+    TextFormat,
+    /// `"disabled"`
+    Disabled,
+    /// An empty list.
+    Empty,
 }
 
 impl Neutral {
@@ -86,7 +145,18 @@ impl Neutral {
             Self::One => is_empty || value.as_u64() == Some(1),
             Self::True => value.is_null() || value == true,
             Self::Text => value.is_null() || value["type"] == "text",
-            Self::NoTool => value.is_null() || value == "none" || value == "auto",
+            Self::NoTool => {
+                let choice = value.get("type").unwrap_or(value);
+                choice.is_null() || choice == "none" || choice == "auto"
+            }
+            Self::TextFormat => {
+                let is_text = |(name, it): (&String, &Value)| {
+                    it.is_null() || name == "format" && it["type"] == "text"
+                };
+                value.as_object().is_some_and(|fields| fields.iter().all(is_text))
+            }
+            Self::Disabled => value.is_null() || value == "disabled",
+            Self::Empty => value.as_array().is_none_or(Vec::is_empty),
         }
     }
 }
@@ -96,6 +166,8 @@ pub(super) fn form(api: Api) -> Result<StreamForm, NotContinued> {
     match api.name() {
         "chat" => Ok(StreamForm::Chat),
         "completions" => Ok(StreamForm::Completion),
+        "messages" => Ok(StreamForm::Messages),
+        "responses" => Ok(StreamForm::Responses),
         _ => Err(NotContinued::Api),
     }
 }
@@ -105,13 +177,34 @@ pub(super) fn is_kept(name: &str) -> bool {
     KEPT.contains(&name)
 }
 
+/// The fields of a form that the chat which continues it has too, under these names.
+pub(super) const fn renamed(form: StreamForm) -> &'static [(&'static str, &'static str)] {
+    match form {
+        StreamForm::Messages => OF_MESSAGES,
+        StreamForm::Responses => OF_RESPONSES,
+        StreamForm::Chat | StreamForm::Completion => &[],
+    }
+}
+
+/// Whether a field of that form keeps its meaning.
+fn is_kept_in(form: StreamForm, name: &str) -> bool {
+    match form {
+        StreamForm::Chat | StreamForm::Completion => is_kept(name),
+        _ => NOT_RENAMED.contains(&name) || renamed(form).iter().any(|(known, _)| *known == name),
+    }
+}
+
 /// Whether a request can be continued, by what routing knows of its body.
 ///
 /// # Errors
 /// Why not.
-pub(super) fn check(fields: &Map<String, Value>, prompt: &Prompt) -> Result<(), NotContinued> {
+pub(super) fn check(
+    form: StreamForm,
+    fields: &Map<String, Value>,
+    prompt: &Prompt,
+) -> Result<(), NotContinued> {
     for (name, value) in fields {
-        if is_kept(name) || value.is_null() {
+        if is_kept_in(form, name) || value.is_null() {
             continue;
         }
         match NEUTRAL.iter().find(|(field, ..)| field == name) {
@@ -123,7 +216,7 @@ pub(super) fn check(fields: &Map<String, Value>, prompt: &Prompt) -> Result<(), 
     match prompt {
         Prompt::Chat { tools: Some(tools), .. } if !tools.is_empty() => {
             let is_called = fields.get("tool_choice").is_none_or(|choice| choice != "none");
-            if is_called { Err(NotContinued::Tools) } else { Ok(()) }
+            if is_called || form != StreamForm::Chat { Err(NotContinued::Tools) } else { Ok(()) }
         }
         Prompt::Chat { .. } | Prompt::Text(_) => Ok(()),
         _ => Err(NotContinued::Prompt),
@@ -142,20 +235,6 @@ fn other(name: &str) -> NotContinued {
     }
 }
 
-/// The stop strings of a body.
-pub(super) fn stop_strings(fields: &Map<String, Value>) -> StopStrings {
-    let all = match fields.get("stop") {
-        Some(Value::String(stop)) => vec![stop.clone()],
-        Some(Value::Array(stops)) => {
-            stops.iter().filter_map(Value::as_str).map(str::to_owned).collect()
-        }
-        _ => Vec::new(),
-    };
-    let are_included =
-        fields.get("include_stop_str_in_output").and_then(Value::as_bool).unwrap_or(false);
-    StopStrings { all, are_included }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,7 +242,7 @@ mod tests {
 
     fn checked(fields: Value) -> Result<(), NotContinued> {
         let Value::Object(fields) = fields else { panic!("no object") };
-        check(&fields, &Prompt::Text("a".to_owned()))
+        check(StreamForm::Chat, &fields, &Prompt::Text("a".to_owned()))
     }
 
     #[test]
@@ -206,7 +285,10 @@ mod tests {
         let tools = Some(vec![json!({"type": "function"})]);
         let messages = Vec::new().into();
         let chat = Prompt::Chat { messages, tools, kwargs: None };
-        assert_eq!(check(&none, &chat), Err(NotContinued::Tools));
-        assert_eq!(check(&none, &Prompt::Tokens(vec![1])), Err(NotContinued::Prompt));
+        assert_eq!(check(StreamForm::Chat, &none, &chat), Err(NotContinued::Tools));
+        assert_eq!(
+            check(StreamForm::Chat, &none, &Prompt::Tokens(vec![1])),
+            Err(NotContinued::Prompt)
+        );
     }
 }

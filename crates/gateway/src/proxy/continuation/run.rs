@@ -2,7 +2,6 @@
 //! execute, with the body that continues it.
 
 use super::RequestFacts;
-use super::event::StreamForm;
 use super::reason::NotContinued;
 use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
@@ -33,14 +32,11 @@ pub(super) struct Continuing {
     pub(super) sent: SentRequest,
     /// The pods that have lost the stream.
     pub(super) lost: Vec<PodId>,
-    /// Whether the body ends with a part of the answer.
-    pub(super) goes_on: bool,
-    /// Whether the body is a completion of token ids.
-    pub(super) by_ids: bool,
+    /// Whether the engine must know how to go on with what the body ends with.
+    pub(super) needs_able: bool,
+    /// Where it is sent, if not to the path of the client.
+    pub(super) path: Option<&'static str>,
 }
-
-/// Where engines complete token ids.
-const COMPLETIONS: &str = "/v1/completions";
 
 /// Sends a request to another pod, up to the first byte of its answer.
 pub(super) async fn run(
@@ -51,12 +47,12 @@ pub(super) async fn run(
     let settings = gateway.settings();
     let snapshot = gateway.snapshot();
     let allowed = others(&snapshot, &continuing)?;
-    let Continuing { facts, sent, by_ids, .. } = continuing;
+    let Continuing { facts, sent, path, .. } = continuing;
     let SentRequest { mut call, profile, mut policy } = sent;
     let mut api = facts.api;
-    if by_ids {
-        call.path = PathAndQuery::from_static(COMPLETIONS);
-        api = Api::at(COMPLETIONS);
+    if let Some(path) = path {
+        call.path = PathAndQuery::from_static(path);
+        api = Api::at(path);
     }
     let tenant = facts.tenant.as_ref();
     let tenant = settings.tenants.iter().find(|known| Some(&known.name) == tenant);
@@ -90,14 +86,13 @@ pub(super) async fn run(
 
 /// The pods that may continue it.
 fn others(snapshot: &FleetSnapshot, continuing: &Continuing) -> Result<Arc<[PodId]>, NotContinued> {
-    let Continuing { facts, lost, goes_on, by_ids, .. } = continuing;
+    let Continuing { lost, needs_able, .. } = continuing;
     let is_other = |entry: &&PodEntry| !lost.contains(&entry.pod.id());
     let others: Vec<_> = snapshot.entries().iter().filter(is_other).collect();
     if others.is_empty() {
         return Err(NotContinued::NoPod);
     }
-    let must_know = *goes_on && (facts.form == StreamForm::Chat || *by_ids);
-    let is_able = |entry: &&PodEntry| !must_know || continues_messages(entry);
+    let is_able = |entry: &&PodEntry| !needs_able || continues_messages(entry);
     let able: Arc<[PodId]> =
         others.into_iter().filter(is_able).map(|entry| entry.pod.id()).collect();
     if able.is_empty() { Err(NotContinued::Engine) } else { Ok(able) }

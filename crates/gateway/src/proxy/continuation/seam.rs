@@ -5,12 +5,14 @@
 //! and the stream ends.
 
 use super::chat_event::{ChatEvent, Replacement, replace};
-use super::event::{self, Choice, Chunk, Event, IDENTITY, StreamForm};
+use super::continued_body::{ContinuedBody, Lacks};
+use super::event::{self, Choice, Chunk, Event, IDENTITY, Stop, StreamForm};
 use super::framing::{EventBuffer, first_end};
+use super::named_writer::{AnswerEnd, Counts, NamedWriter};
 use super::reason::NotContinued;
-use super::request::{ContinuedBody, Lacks};
-use super::sent::{Identity, Passed, Progress, SentText, Stop, decoded};
+use super::sent::{Identity, Passed, Progress, SentText};
 use super::token_ids::{EventIds, join};
+use super::written_text::decoded;
 use bytes::Bytes;
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -27,6 +29,8 @@ pub(super) struct Seam {
     form: StreamForm,
     /// The client's, if that is another one.
     chat: Option<ChatEvent>,
+    /// Writes named events, if the client gets those.
+    named: Option<NamedWriter>,
     /// Token ids of events that did not pass: those of the next event begin with them.
     again_ids: Vec<u8>,
     buffer: EventBuffer,
@@ -51,8 +55,18 @@ impl Seam {
         }
         let ContinuedBody { resent, lacks, .. } = continued;
         let is_completion = resent.ids.is_some();
+        let named = sent.named().map(|stream| {
+            let end = if continued.has_all_tokens { AnswerEnd::Limit } else { AnswerEnd::Turn };
+            NamedWriter::after(stream, sent.text(), end)
+        });
+        let form = match (is_completion, &named) {
+            (true, _) => StreamForm::Completion,
+            (false, Some(_)) => StreamForm::Chat,
+            (false, None) => sent.form(),
+        };
         Some(Self {
-            form: if is_completion { StreamForm::Completion } else { sent.form() },
+            form,
+            named,
             chat: if is_completion { ChatEvent::of(sent) } else { None },
             again_ids: Vec::new(),
             buffer: EventBuffer::default(),
@@ -109,6 +123,11 @@ impl Seam {
     fn event(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
         let diverged = Stop::NotContinued(NotContinued::Diverged);
         let chunk = match event::read(event, self.form).map_err(|_| diverged)? {
+            Event::Done if self.named.is_some() => {
+                // It has come too early for a stream without counts.
+                let has_ended = self.named.as_ref().is_some_and(NamedWriter::has_ended);
+                return if has_ended { Ok(()) } else { Err(diverged) };
+            }
             Event::Comment | Event::Done => {
                 out.extend_from_slice(event);
                 return Ok(());
@@ -116,6 +135,9 @@ impl Seam {
             Event::Failed(failure) => return Err(Stop::Failed(failure)),
             Event::Chunk(chunk) => chunk,
         };
+        if self.named.is_some() {
+            return self.named_chunk(event, &chunk, out).map_err(Stop::NotContinued);
+        }
         let mut replacements = self.names(&chunk);
         if let Some(choice) = &chunk.choice {
             if choice.is_opening() && self.has_opening || !self.has_place_for(choice) {
@@ -137,6 +159,55 @@ impl Seam {
         }
         replace(event, replacements, out);
         Ok(())
+    }
+
+    /// Writes what an event of the next engine's chat says as events with names.
+    fn named_chunk(
+        &mut self,
+        event: &[u8],
+        chunk: &Chunk,
+        out: &mut Vec<u8>,
+    ) -> Result<(), NotContinued> {
+        if let Some(choice) = &chunk.choice
+            && !choice.is_opening()
+            && self.lacks != Lacks::Counts
+        {
+            let text = self.without_overlap(event, choice)?.map(|text| match text {
+                Some((_, text)) => text,
+                None => choice.text.clone().map(|at| event[at].to_vec()).unwrap_or_default(),
+            });
+            let Some(writer) = &mut self.named else { return Ok(()) };
+            writer.text(&text.unwrap_or_default(), out);
+            match (choice.is_last, self.lacks) {
+                (true, Lacks::Text) => writer.finish(event, choice, out),
+                (true, _) => writer.close(out),
+                (false, _) => {}
+            }
+        }
+        if let (Some(usage), Some(writer)) = (chunk.usage.clone(), &self.named) {
+            let counts = self.named_counts(&event[usage], writer.prompt_tokens());
+            let counts = counts.ok_or(NotContinued::Diverged)?;
+            if let Some(writer) = &mut self.named {
+                writer.counts(counts, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// The token counts of both engines. The prompt of the first, if it has told, shows how many
+    /// tokens the second one has made of the text.
+    fn named_counts(&self, usage: &[u8], prompt: Option<u64>) -> Option<Counts> {
+        let usage: Value = serde_json::from_slice(usage).ok()?;
+        let read = usage["prompt_tokens"].as_u64()?;
+        let resent = prompt.map_or(self.resent, |prompt| read.saturating_sub(prompt));
+        let prompt = prompt.unwrap_or_else(|| read.saturating_sub(self.resent));
+        let answer = match self.lacks {
+            Lacks::Text => usage["completion_tokens"].as_u64()? + resent,
+            Lacks::End => self.tokens,
+            Lacks::Counts => self.tokens.max(resent),
+        };
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        Some(Counts { prompt, answer, cached: cached.map(|cached| cached.min(prompt)) })
     }
 
     /// Whether the client lacks such an event.

@@ -6,10 +6,13 @@
 //! kept; later events are compared with that. The text is kept as it is written in JSON, which is
 //! how the next engine gets it.
 
-use super::event::{self, Chunk, EngineFailure, Event, IDENTITY, StreamForm};
+use super::event::{self, Chunk, Event, IDENTITY, Stop, StreamForm};
 use super::framing::{EventBuffer, first_end};
+use super::named_stream::{NamedEvent, NamedStream};
 use super::reason::NotContinued;
+use super::stop_strings::StopStrings;
 use super::token_ids::{EventIds, SentIds};
+use super::written_text::{decoded, written_end};
 use bytes::Bytes;
 use std::collections::VecDeque;
 
@@ -33,15 +36,6 @@ pub(super) enum Progress {
     },
     /// The last event has passed.
     Ended,
-}
-
-/// Why a stream stops being one that is only relayed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
-    /// The engine failed.
-    Failed(EngineFailure),
-    /// It cannot be continued.
-    NotContinued(NotContinued),
 }
 
 /// What passes of some bytes.
@@ -77,6 +71,8 @@ struct EventEnd {
 #[derive(Debug)]
 pub(crate) struct SentText {
     form: StreamForm,
+    /// The events of a stream in which they have names.
+    named: Option<NamedStream>,
     buffer: EventBuffer,
     template: Option<Template>,
     /// As in JSON, without quotes.
@@ -119,35 +115,11 @@ pub(super) struct ResentIds {
     end: usize,
 }
 
-/// The stop strings of a request.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct StopStrings {
-    pub(super) all: Vec<String>,
-    /// Whether the text ends with the one that was found, so that nothing is held back.
-    pub(super) are_included: bool,
-}
-
-impl StopStrings {
-    /// The characters that an engine holds back, because they may begin a stop string.
-    fn held_back(&self) -> usize {
-        let longest = self.all.iter().map(|stop| stop.chars().count()).max().unwrap_or(0);
-        if self.are_included { 0 } else { longest.saturating_sub(1) }
-    }
-
-    /// The bytes at the end of a text that may begin a stop string.
-    fn begun(&self, text: &str) -> usize {
-        let begun = |stop: &String| {
-            let all = stop.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
-            all.rev().find(|at| text.ends_with(&stop[..*at])).unwrap_or(0)
-        };
-        self.all.iter().map(begun).max().unwrap_or(0)
-    }
-}
-
 impl SentText {
     pub(super) fn new(form: StreamForm) -> Self {
         Self {
             form,
+            named: NamedStream::new(form),
             buffer: EventBuffer::default(),
             template: None,
             text: Vec::new(),
@@ -196,9 +168,30 @@ impl SentText {
         self.template.as_ref()
     }
 
+    /// The events of a stream in which they have names.
+    pub(super) const fn named(&self) -> Option<&NamedStream> {
+        self.named.as_ref()
+    }
+
+    /// The text as it is written in JSON, without quotes.
+    pub(super) fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// The last event of its form.
+    pub(super) const fn last_event(&self) -> &'static [u8] {
+        match self.form {
+            StreamForm::Messages => b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+            _ => b"data: [DONE]\n\n",
+        }
+    }
+
     /// The bytes that it keeps, but for those that it can do without.
     pub(super) fn len(&self) -> usize {
-        self.text.len() + self.buffer.len()
+        // The end of a response repeats its text, which is kept for that.
+        let times = if self.form == StreamForm::Responses { 2 } else { 1 };
+        let named = self.named.as_ref().map_or(0, NamedStream::len);
+        times * (self.text.len() + named) + self.buffer.len()
     }
 
     /// The bytes of token ids that it keeps.
@@ -237,6 +230,11 @@ impl SentText {
     }
 
     fn event(&mut self, event: &[u8], ids: Option<&EventIds>) -> Result<(), Stop> {
+        if let Some(named) = &mut self.named {
+            let read = named.read(event)?;
+            self.named_event(event, read);
+            return Ok(());
+        }
         if let Some(ids) = ids {
             self.ids.begin(ids);
         }
@@ -254,6 +252,26 @@ impl SentText {
             Event::Chunk(chunk) => self.chunk(event, &chunk, ids)?,
         }
         Ok(())
+    }
+
+    fn named_event(&mut self, event: &[u8], read: NamedEvent) {
+        if let NamedEvent::Text(at) = &read {
+            self.text.extend_from_slice(&event[at.start + 1..at.end - 1]);
+            if at.len() > 2 {
+                self.count(false, None);
+            }
+        }
+        let Some(named) = &self.named else { return };
+        self.has_counts = named.has_counts();
+        self.progress = if named.has_ended() {
+            Progress::Ended
+        } else if named.is_closed() {
+            Progress::Finished { at_limit: false }
+        } else if named.has_begun() {
+            Progress::Begun
+        } else {
+            Progress::Unnamed
+        };
     }
 
     fn chunk(&mut self, event: &[u8], chunk: &Chunk, ids: Option<&EventIds>) -> Result<(), Stop> {
@@ -377,8 +395,8 @@ impl SentText {
         let is_finished = matches!(self.progress, Progress::Finished { .. });
         let kept = match self.form {
             // A template may cut off blanks at the end of a message.
-            StreamForm::Chat => text.trim_end().len(),
             StreamForm::Completion => text.len(),
+            _ => text.trim_end().len(),
         };
         let begun = if is_finished { 0 } else { stops.begun(&text) };
         let end = kept.min(text.len() - begun);
@@ -395,6 +413,8 @@ impl SentText {
         }
         let held = match self.progress {
             Progress::Finished { at_limit: true } => 0,
+            // Events without text, which would count the tokens held back, are not sent.
+            _ if self.named.is_some() => 0,
             _ => stops.held_back(),
         };
         if held == 0 {
@@ -437,49 +457,9 @@ impl Template {
     }
 }
 
-/// The text of a string as it is written in JSON, without quotes.
-pub(super) fn decoded(written: &[u8]) -> Result<String, NotContinued> {
-    let quoted = [b"\"", written, b"\""].concat();
-    serde_json::from_slice(&quoted).map_err(|_| NotContinued::Field)
-}
-
-/// Where the first `length` bytes of a text end as it is written in JSON.
-fn written_end(written: &[u8], length: usize) -> usize {
-    let unit = |at: usize| {
-        let digits = written.get(at + 2..at + 6)?;
-        let digits = std::str::from_utf8(digits).ok()?;
-        written[at..].starts_with(b"\\u").then(|| u32::from_str_radix(digits, 16).ok())?
-    };
-    let mut at = 0;
-    let mut bytes = 0;
-    while bytes < length && at < written.len() {
-        if written[at] != b'\\' {
-            at += 1;
-            bytes += 1;
-            continue;
-        }
-        match unit(at) {
-            None => {
-                at += 2;
-                bytes += 1;
-            }
-            Some(0xD800..0xDC00) => {
-                at += 12;
-                bytes += 4;
-            }
-            Some(code) => {
-                at += 6;
-                bytes += char::from_u32(code).map_or(3, char::len_utf8);
-            }
-        }
-    }
-    at.min(written.len())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn chat(text: &str) -> String {
         let text = serde_json::to_string(text).unwrap();
@@ -548,19 +528,5 @@ mod tests {
         assert!(matches!(passed.stop, Some(Stop::Failed(_))));
         assert_eq!((passed.bytes, sent.tokens()), (chat("b").into(), 2));
         assert!(sent.rest().is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn the_written_end_is_where_the_text_ends(text in "[a\"\\\\\n\u{1}\u{e9}\u{1f600}]{0,12}") {
-            let compact = serde_json::to_string(&text).unwrap();
-            let ascii: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
-            for written in [&compact[1..compact.len() - 1], &ascii] {
-                for (at, _) in text.char_indices().chain([(text.len(), ' ')]) {
-                    let end = written_end(written.as_bytes(), at);
-                    prop_assert_eq!(decoded(&written.as_bytes()[..end]).unwrap(), &text[..at]);
-                }
-            }
-        }
     }
 }

@@ -5,12 +5,13 @@
 //! the next pod is decided and called, the stream waits for that instead of for bytes.
 
 use super::KeptRequest;
-use super::event::EngineFailure;
+use super::continued_body::ContinuedBody;
+use super::event::{EngineFailure, Stop, StreamForm};
 use super::reason::{BreakCause, Moved, NotContinued};
-use super::request::{ContinuedBody, continued};
+use super::request::continued;
 use super::run::{Continuing, run};
 use super::seam::Seam;
-use super::sent::{Passed, Progress, SentText, Stop};
+use super::sent::{Passed, Progress, SentText};
 use super::token_ids::TokenIdFilter;
 use crate::dialect::Api;
 use crate::proxy::account::EndMarker;
@@ -223,7 +224,10 @@ impl KeptStream {
     fn closed(&mut self) -> Polled {
         let is_whole = match self.sent.progress() {
             Progress::Ended => true,
-            Progress::Finished { .. } => !self.ends_by_closing,
+            Progress::Finished { .. } => {
+                let may_lack_counts = self.sent.named().is_none() || self.declined.is_some();
+                !self.ends_by_closing && may_lack_counts
+            }
             Progress::Unnamed | Progress::Begun => self.declined.is_some() && !self.ends_by_closing,
         };
         if !is_whole {
@@ -250,12 +254,11 @@ impl KeptStream {
             return Polled::Broken(error, NotContinued::Final);
         };
         if let (None, Progress::Finished { .. }) = (self.declined, self.sent.progress())
-            && (self.sent.has_counts()
-                || self.request.as_ref().is_some_and(|request| !asks_counts(&request.sent.call)))
+            && (self.sent.has_counts() || !self.needs_counts())
         {
             // The client lacks nothing but the last event.
             self.worker.gateway.continuations.count_continued(cause);
-            let last = Bytes::from_static(b"data: [DONE]\n\n");
+            let last = Bytes::from_static(self.sent.last_event());
             let last = self.sent.pass(last, &mut VecDeque::new());
             return Polled::Data(last.bytes);
         }
@@ -266,6 +269,12 @@ impl KeptStream {
             }
             Err(why) => Polled::Broken(error, why),
         }
+    }
+
+    /// Whether the client is to get token counts.
+    fn needs_counts(&self) -> bool {
+        let asks = |request: &KeptRequest| asks_counts(&request.sent.call);
+        self.sent.named().is_some() || self.request.as_ref().is_none_or(asks)
     }
 
     /// The call that continues the stream.
@@ -284,8 +293,9 @@ impl KeptStream {
             facts: request.facts.clone(),
             sent,
             lost: self.pods.all.clone(),
-            goes_on: !body.resent.text.is_empty(),
-            by_ids: body.resent.ids.is_some(),
+            needs_able: !body.resent.text.is_empty()
+                && (body.resent.ids.is_some() || self.sent.form() != StreamForm::Completion),
+            path: body.path,
         };
         Ok((Box::pin(run(Arc::clone(&self.worker), continuing)), body))
     }

@@ -1,11 +1,11 @@
 //! Streams broken at every byte, continued by engines that are functions of their whole prompt: the
 //! client must get what it would have got of one engine.
 
-use super::event::{EngineFailure, StreamForm};
+use super::event::{EngineFailure, Stop, StreamForm};
 use super::reason::NotContinued;
 use super::request::continued;
 use super::seam::Seam;
-use super::sent::{Progress, SentText, Stop};
+use super::sent::{Progress, SentText};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
@@ -13,23 +13,23 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// How an engine writes its events, and what its template does.
 #[derive(Clone, Copy)]
-struct Maker {
+pub(super) struct Maker {
     /// The tokens that it may generate.
-    words: &'static [&'static str],
+    pub(super) words: &'static [&'static str],
     /// Members after the choices.
-    after: &'static str,
+    pub(super) after: &'static str,
     /// Members of a choice after the text.
-    in_choice: &'static str,
+    pub(super) in_choice: &'static str,
     /// Whether the last message loses the blanks at its end.
-    trims: bool,
+    pub(super) trims: bool,
     /// Whether the last event has no token.
-    ends_apart: bool,
-    line: &'static str,
+    pub(super) ends_apart: bool,
+    pub(super) line: &'static str,
 }
 
 const EMOJI: &str = "\u{1f600}";
 
-const VLLM: Maker = Maker {
+pub(super) const VLLM: Maker = Maker {
     words: &[" word", " and", "\n", "\"", " \\", "é", EMOJI, "\t", ",", " "],
     after: r#","service_tier":null,"system_fingerprint":"vllm-0.32","prompt_token_ids":null"#,
     in_choice: r#","stop_reason":null,"token_ids":null"#,
@@ -38,7 +38,7 @@ const VLLM: Maker = Maker {
     line: "\n",
 };
 
-const SGLANG: Maker = Maker {
+pub(super) const SGLANG: Maker = Maker {
     words: &[" a", " b", " c", ".", "\n", "!"],
     after: "",
     in_choice: r#","matched_stop":null"#,
@@ -48,23 +48,25 @@ const SGLANG: Maker = Maker {
 };
 
 /// Every token is a letter.
-const LETTERS: Maker = Maker { words: &["a", "b", "c"], trims: false, ends_apart: false, ..VLLM };
+pub(super) const LETTERS: Maker =
+    Maker { words: &["a", "b", "c"], trims: false, ends_apart: false, ..VLLM };
 
 /// An engine.
 #[derive(Clone, Copy)]
-struct Engine {
-    maker: Maker,
-    number: u64,
+pub(super) struct Engine {
+    pub(super) maker: Maker,
+    pub(super) number: u64,
 }
 
 impl Engine {
     /// The stream that answers a request.
-    fn stream(&self, form: StreamForm, body: &Value) -> Vec<u8> {
+    pub(super) fn stream(&self, form: StreamForm, body: &Value) -> Vec<u8> {
         let prompt = self.prompt(form, body);
         let limit =
             ["max_completion_tokens", "max_tokens"].iter().find_map(|it| body[*it].as_u64());
         let limit = limit.unwrap_or(16) as usize;
-        let (pieces, has_stopped) = self.pieces(&prompt, limit, body["stop"].as_str());
+        let stop = body["stop"].as_str().or(body["stop"][0].as_str());
+        let (pieces, has_stopped) = self.pieces(&prompt, limit, stop);
         let reason = if has_stopped { "stop" } else { "length" };
         let mut out = String::new();
         if form == StreamForm::Chat {
@@ -77,6 +79,14 @@ impl Engine {
         }
         if self.maker.ends_apart {
             self.text(form, "", Some(reason), &mut out);
+        }
+        if let Some(stop) = stop.filter(|_| has_stopped) {
+            for name in ["stop_reason", "matched_stop"] {
+                let member = format!(r#""{name}":null"#);
+                if let Some(at) = out.rfind(&member) {
+                    out.replace_range(at..at + member.len(), &format!(r#""{name}":"{stop}""#));
+                }
+            }
         }
         if body["stream_options"]["include_usage"] == true {
             let prompt = self.count(&prompt);
@@ -96,8 +106,8 @@ impl Engine {
     fn text(&self, form: StreamForm, text: &str, reason: Option<&str>, out: &mut String) {
         let text = Value::from(text);
         let member = match form {
-            StreamForm::Chat => format!(r#""content":{text}"#),
             StreamForm::Completion => format!(r#""text":{text}"#),
+            _ => format!(r#""content":{text}"#),
         };
         self.event(form, Some((&member, reason)), None, out);
     }
@@ -112,8 +122,8 @@ impl Engine {
         let choice = choice.map_or_else(String::new, |(member, reason)| {
             let reason = reason.map_or("null".to_owned(), |reason| format!("\"{reason}\""));
             let member = match form {
-                StreamForm::Chat => format!(r#""delta":{{{member}}}"#),
                 StreamForm::Completion => member.to_owned(),
+                _ => format!(r#""delta":{{{member}}}"#),
             };
             format!(
                 r#"{{"index":0,{member},"logprobs":null,"finish_reason":{reason}{}}}"#,
@@ -127,13 +137,13 @@ impl Engine {
         ));
     }
 
-    fn count(&self, text: &str) -> usize {
+    pub(super) fn count(&self, text: &str) -> usize {
         let has_letters = self.maker.words.iter().all(|word| word.len() == 1);
         if has_letters { text.chars().count() } else { tokens(text) }
     }
 
     /// The prompt as a template renders it.
-    fn prompt(&self, form: StreamForm, body: &Value) -> String {
+    pub(super) fn prompt(&self, form: StreamForm, body: &Value) -> String {
         if form == StreamForm::Completion {
             return body["prompt"].as_str().unwrap().to_owned();
         }
@@ -155,7 +165,12 @@ impl Engine {
     }
 
     /// The text that each token shows, and whether a stop string ended it.
-    fn pieces(&self, prompt: &str, limit: usize, stop: Option<&str>) -> (Vec<String>, bool) {
+    pub(super) fn pieces(
+        &self,
+        prompt: &str,
+        limit: usize,
+        stop: Option<&str>,
+    ) -> (Vec<String>, bool) {
         let mut prefix = prompt.to_owned();
         let mut pieces = Vec::new();
         let mut shown = 0;
@@ -279,8 +294,8 @@ fn assert_same(found: &str, expected: &str, breaks: &[usize]) {
 
 fn bodies(form: StreamForm, text: &str) -> Vec<Value> {
     let prompt = match form {
-        StreamForm::Chat => json!({"messages": [{"role": "user", "content": text}]}),
         StreamForm::Completion => json!({"prompt": text}),
+        _ => json!({"messages": [{"role": "user", "content": text}]}),
     };
     let shortest = if form == StreamForm::Chat { Some(5) } else { None };
     [shortest, Some(14), Some(28)]

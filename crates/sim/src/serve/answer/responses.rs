@@ -1,6 +1,7 @@
 //! OpenAI's responses API: an answer as one object, or as numbered events.
 
 use super::{AnswerScript, push_named_event};
+use crate::serve::call::FinishReason;
 use serde_json::{Value, json};
 
 /// Events before the first piece of text.
@@ -11,7 +12,11 @@ impl AnswerScript {
     pub(super) fn response(&self, cached_tokens: usize) -> Value {
         let prompt = self.call.prompt.len();
         let output = self.pieces.len();
-        let mut response = self.empty_response("completed");
+        let is_whole = self.call.reason == FinishReason::Stop;
+        let mut response = self.empty_response(if is_whole { "completed" } else { "incomplete" });
+        if !is_whole {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
         response["output"] = json!([self.response_item("completed", &[self.response_text()])]);
         response["usage"] = json!({
             "input_tokens": prompt,
@@ -62,7 +67,7 @@ impl AnswerScript {
     fn empty_response(&self, status: &str) -> Value {
         json!({
             "id": format!("resp_{}", self.id), "object": "response", "created_at": self.created,
-            "status": status, "model": self.call.model, "output": [],
+            "status": status, "incomplete_details": null, "model": self.call.model, "output": [],
             "parallel_tool_calls": false, "tool_choice": "auto", "tools": [], "usage": null,
         })
     }
