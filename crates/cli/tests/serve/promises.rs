@@ -308,6 +308,30 @@ fn a_slow_pod_gets_fewer_requests() {
 }
 
 #[test]
+fn a_pod_that_stays_slow_gets_at_most_five_of_eighty_requests_of_an_idle_fleet() {
+    for tokenizer in ["none", "bytes"] {
+        let engines = Engines::start_at("1", &["--engines", "4", "--model", "m"]);
+        engines.set_faults(2, "{\"slow\": 20}");
+        let pods: Vec<_> =
+            engines.engines.iter().map(|at| format!("{{url: \"http://{}\"}}", at.http)).collect();
+        let text = format!(
+            "pods: [{}]\nmodels: [{{name: m, tokenizer: {tokenizer}}}]\n",
+            pods.join(", ")
+        );
+        let gateway = Gateway::configured(&format!("promises_slow_{tokenizer}"), &text, 4);
+        let slow = &engines.engines[2].http;
+        let to_slow = (0..80).filter(|turn| {
+            let prompt = format!("{turn} of nothing in common ").repeat(60);
+            let body = json!({"prompt": prompt, "max_tokens": 2, "stream": true});
+            gateway.post(ASK, &body).pod() == *slow
+        });
+        let to_slow = to_slow.count();
+        println!("{to_slow} of 80 to a pod that is 20 times slower, tokenizer {tokenizer}");
+        assert!(to_slow <= 5, "{to_slow} with the tokenizer {tokenizer}");
+    }
+}
+
+#[test]
 fn a_pod_that_stays_slow_gets_nothing_where_the_profile_asks() {
     let engines = Engines::start_at("20", &["--engines", "4", "--model", "m"]);
     // So slow that no hiccup of the machine makes another pod look like it.
