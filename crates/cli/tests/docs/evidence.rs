@@ -21,6 +21,7 @@ const OLD_COMMITS: usize = 60;
 /// The result files, and the folders whose code they speak of.
 const SUBJECTS: &[(&str, &[&str])] = &[
     ("brokers.txt", &["crates/events", "crates/gateway"]),
+    ("chaos.txt", &["crates/exchange", "crates/execution", "crates/gateway"]),
     ("churn.txt", &["crates/execution", "crates/gateway"]),
     ("epp-churn.txt", &["crates/execution", "crates/gateway"]),
     ("dashboard.txt", &["crates/admin", "crates/gateway"]),

@@ -32,15 +32,15 @@ const PODS: usize = 8;
 const CLIENTS: usize = 64;
 
 /// An engine of its own process, killed without a word and started again at the same port.
-struct Engine {
-    port: u16,
+pub(crate) struct Engine {
+    pub(crate) port: u16,
     child: Child,
     /// Kept open: an engine that cannot say anything more ends.
     _says: Lines<BufReader<ChildStdout>>,
 }
 
 impl Engine {
-    fn start(port: u16) -> Self {
+    pub(crate) fn start(port: u16) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
             .args(["engine", "--port", &port.to_string(), "--speed", "2", "--answer-tokens", "32"])
             .stdout(Stdio::piped())
@@ -51,9 +51,14 @@ impl Engine {
         Self { port, child, _says: says }
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 }
 
@@ -64,6 +69,12 @@ impl Drop for Engine {
     }
 }
 
+/// Ports that were free a moment ago, all at once, so that they differ.
+pub(crate) fn free_ports(count: usize) -> Vec<u16> {
+    let free: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    free.iter().map(|free| free.local_addr().unwrap().port()).collect()
+}
+
 /// One pod is killed every two seconds and is back after one, for half a minute (longer by
 /// `WORNPATH_CHURN_SECONDS`): no request fails before its first byte, and every stream goes on with
 /// another pod.
@@ -71,10 +82,7 @@ impl Drop for Engine {
 fn pods_that_die_under_load_cost_no_request_and_no_stream() {
     let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(30));
-    // Ports that were free a moment ago, all at once, so that they differ.
-    let free: Vec<_> = (0..PODS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<_> = free.iter().map(|free| free.local_addr().unwrap().port()).collect();
-    drop(free);
+    let ports = free_ports(PODS);
     let mut engines: Vec<_> = ports.iter().map(|port| Engine::start(*port)).collect();
     let urls: Vec<_> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
     let pods: Vec<_> = urls.iter().map(|url| format!("{{url: \"{url}\"}}")).collect();

@@ -5,6 +5,7 @@
 mod access_log;
 mod answers;
 mod block_size;
+mod chaos;
 mod churn;
 mod clients;
 mod collector;
