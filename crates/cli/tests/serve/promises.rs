@@ -314,10 +314,8 @@ fn a_pod_that_stays_slow_gets_at_most_five_of_eighty_requests_of_an_idle_fleet()
         engines.set_faults(2, "{\"slow\": 20}");
         let pods: Vec<_> =
             engines.engines.iter().map(|at| format!("{{url: \"http://{}\"}}", at.http)).collect();
-        let text = format!(
-            "pods: [{}]\nmodels: [{{name: m, tokenizer: {tokenizer}}}]\n",
-            pods.join(", ")
-        );
+        let text =
+            format!("pods: [{}]\nmodels: [{{name: m, tokenizer: {tokenizer}}}]\n", pods.join(", "));
         let gateway = Gateway::configured(&format!("promises_slow_{tokenizer}"), &text, 4);
         let slow = &engines.engines[2].http;
         let to_slow = (0..80).filter(|turn| {
