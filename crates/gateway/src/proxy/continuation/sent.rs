@@ -232,7 +232,7 @@ impl SentText {
     fn event(&mut self, event: &[u8], ids: Option<&EventIds>) -> Result<(), Stop> {
         if let Some(named) = &mut self.named {
             let read = named.read(event)?;
-            self.named_event(event, read);
+            self.named_event(event, &read);
             return Ok(());
         }
         if let Some(ids) = ids {
@@ -254,8 +254,8 @@ impl SentText {
         Ok(())
     }
 
-    fn named_event(&mut self, event: &[u8], read: NamedEvent) {
-        if let NamedEvent::Text(at) = &read {
+    fn named_event(&mut self, event: &[u8], read: &NamedEvent) {
+        if let NamedEvent::Text(at) = read {
             self.text.extend_from_slice(&event[at.start + 1..at.end - 1]);
             if at.len() > 2 {
                 self.count(false, None);
