@@ -150,7 +150,9 @@ fn engines_and_a_router_that_die_or_freeze_cost_the_other_router_nothing() {
         }
         over.store(true, Relaxed);
     });
-    report(&counts, time, &living, &tallies);
+    let continued = streams_continued(&living);
+    println!("{}", summary(&counts, time, continued, &tallies));
+    assert_only_the_second_router_failed(continued, &tallies);
 }
 
 /// The faults.
@@ -175,14 +177,17 @@ fn router(own: usize, exchange: &[u16], ports: &[u16]) -> Gateway {
     Gateway::configured(&format!("chaos_{own}"), &text, 1)
 }
 
-fn report(counts: &Counts, time: Duration, living: &Gateway, tallies: &[Tally; 2]) {
-    let continued: f64 = ["lost", "stalled", "engine_error"]
+fn streams_continued(living: &Gateway) -> f64 {
+    ["lost", "stalled", "engine_error"]
         .iter()
         .map(|reason| {
             let labels = format!("{{outcome=\"continued\",reason=\"{reason}\"}}");
             living.metric(&format!("wornpath_continuations_total{labels}"))
         })
-        .sum();
+        .sum()
+}
+
+fn summary(counts: &Counts, time: Duration, continued: f64, tallies: &[Tally; 2]) -> String {
     let [lives, dies] = tallies;
     let of = |tally: &Tally| {
         let [before, broken, wrong] =
@@ -192,7 +197,7 @@ fn report(counts: &Counts, time: Duration, living: &Gateway, tallies: &[Tally; 2
             "{whole} whole, {before} failed before the first byte, {broken} streams broken, {wrong} wrong"
         )
     };
-    println!(
+    format!(
         "chaos: {} s, 2 routers, {PODS} pods, {} clients, {} engines killed, {} frozen, {} restarts of the second router; \
          the first: {}, {continued} streams continued; the second: {}, {} not accepted",
         time.as_secs(),
@@ -203,7 +208,11 @@ fn report(counts: &Counts, time: Duration, living: &Gateway, tallies: &[Tally; 2
         of(lives),
         of(dies),
         dies.of(Fate::Unreached),
-    );
+    )
+}
+
+fn assert_only_the_second_router_failed(continued: f64, tallies: &[Tally; 2]) {
+    let [lives, dies] = tallies;
     let reasons = lives.reasons.lock().unwrap();
     for fate in [Fate::Unreached, Fate::FailedBefore, Fate::Broken, Fate::Wrong] {
         assert_eq!(lives.of(fate), 0, "{fate:?}: {reasons:#?}");
