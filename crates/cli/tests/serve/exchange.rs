@@ -61,7 +61,7 @@ fn a_stream_at_one_router_is_load_for_the_other_until_its_router_is_killed() {
     let busy = head.lines().find_map(|line| line.strip_prefix("x-wornpath-pod: ")).unwrap();
     let uses = |router: &Gateway| pods(router).iter().any(|pod| *pod == *busy.trim());
     assert!(!uses(&other), "all go to the idle pod");
-    // Nobody says goodbye.
+    // A killed router does not say that it leaves.
     one.child.kill().unwrap();
     one.child.wait().unwrap();
     let limit = Duration::from_secs(2);

@@ -132,7 +132,7 @@ impl PeerRouters {
         });
         if let Some(update) = update {
             exchange.said = now;
-            // It fails if nobody listens any more.
+            // It fails once no receiver is left.
             let _ = self.updates.send(update.encode().into());
         }
     }

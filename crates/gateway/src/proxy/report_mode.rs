@@ -1,7 +1,7 @@
 //! `kv_cache_report_mode`, with which a request makes vLLM report blocks that it reuses as stored.
 //!
 //! Nothing in those events tells them from new copies, so the index would count copies that are
-//! never removed, and believe in blocks that are gone. The field serves whoever listens to the
+//! never removed, and believe in blocks that are gone. The field serves those that listen to the
 //! engine's events, which behind a router is the router: it is taken out of every body.
 
 use crate::proxy::error_response::ErrorResponse;
